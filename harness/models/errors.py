@@ -1,0 +1,28 @@
+"""What can go wrong between a model's name and its folder."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from results.errors import EnvironmentProblemError, UsageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class ModelFetchError(EnvironmentProblemError):
+    """A model could not be fetched or built: no network, no disk space, a missing tool (exit 4)."""
+
+
+class ModelFolderError(UsageError):
+    """A folder that was named as a model cannot serve as one (exit 2)."""
+
+
+def disk_problem(error: OSError, folder: Path, doing: str) -> ModelFetchError:
+    """The typed form of an OSError met while writing into the cache."""
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        step = f"Free some space under {folder}, or set XDG_CACHE_HOME to a folder on a larger disk, and run it again."
+        return ModelFetchError(f"No room while {doing} ({reason}). {step}")
+    step = "Check that the folder can be written, or set XDG_CACHE_HOME to one that can."
+    return ModelFetchError(f"Failed while {doing}: {reason} ({error.filename or folder}). {step}")
