@@ -1,0 +1,1 @@
+"""Engines as adapters: one neutral contract, the supervision of their servers, and the in-repo reference engine."""

@@ -1,0 +1,1 @@
+"""The harness: experiment, planner, sessions, load, samplers and the command line. The top floor."""

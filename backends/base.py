@@ -1,0 +1,249 @@
+"""The adapter contract: what the harness needs to know to launch, read back and stop any engine.
+
+An adapter is data plus a page of code. What is common to all (supervision, readiness polling, failure classes) lives in
+`backends.process`; what differs is stated here. Third parties register an instance through the entry-point group
+`dyno.backends`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from results.errors import EngineError, UnknownNameError, UsageError
+
+ENTRY_POINT_GROUP = "dyno.backends"
+
+
+class EngineSettings(BaseModel):
+    """The neutral settings of an engine. None means: the engine's own default, whatever that is (it is read back)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    max_model_len: int | None = Field(None, gt=0)
+    max_num_seqs: int | None = Field(None, gt=0)
+    max_num_batched_tokens: int | None = Field(None, gt=0)
+    kv_cache_tokens: int | None = Field(None, gt=0)
+    kv_cache_bytes: int | None = Field(None, gt=0)
+    memory_fraction: float | None = Field(None, gt=0, le=1)
+    block_size: int | None = Field(None, gt=0)
+    prefix_caching: bool | None = None
+    chunked_prefill: bool | None = None
+    cuda_graphs: bool | None = None
+    scheduler_policy: str | None = None
+    tensor_parallel: int | None = Field(None, gt=0)
+    quantisation: str | None = None
+    threads: int | None = Field(None, gt=0)
+    seed: int | None = None
+    load_format: str | None = None
+
+    def asked(self) -> dict[str, Any]:
+        """Only what was asked for, by name."""
+        return self.model_dump(exclude_none=True)
+
+
+class SettingNotSupportedError(UsageError):
+    """A setting that this backend cannot honour."""
+
+    def __init__(self, backend: str, setting: str, supported: Sequence[str]) -> None:
+        super().__init__(
+            f"Backend {backend!r} has no way to set {setting!r}. It understands: {', '.join(sorted(supported))}. "
+            "Leave the setting out, or pass the engine's own flag through `options`."
+        )
+
+
+class Source(StrEnum):
+    """Where a resolved setting was read, best first."""
+
+    ENDPOINT = "endpoint"
+    LOG = "log"
+    ASKED = "asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """One setting as the engine runs with it, and who said so."""
+
+    value: Any
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine (as this adapter drives it) can do. The harness asks, it never guesses from the name."""
+
+    launches: bool = True
+    token_id_prompts: bool = True
+    ignore_eos: bool = True
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+    truth_log: bool = False
+    server_metrics: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
+    """All an adapter may use to say how its server is started.
+
+    `model` is what the server is to load (a folder), `served_name` the name it answers to; `options` are the user's own
+    words for the engine's command line, appended last so that they win.
+    """
+
+    model: Path
+    served_name: str
+    settings: EngineSettings
+    session_dir: Path
+    host: str
+    port: int
+    command: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """How the server is started: argv, the environment added to ours, and files to write beforehand (path -> text)."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[Path, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRule:
+    """A neutral server metric as one or more Prometheus samples of the engine (summed over labels and names)."""
+
+    neutral: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailurePattern:
+    """A line in a server's log that names a kind of failure, and what to do about it."""
+
+    failure: str
+    pattern: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A request in neutral words; `prompt` is token ids or text."""
+
+    model: str
+    prompt: Sequence[int] | str
+    max_tokens: int
+    ignore_eos: bool = True
+    temperature: float = 0.0
+    seed: int | None = None
+    stream: bool = True
+
+
+class Backend(ABC):
+    """One kind of engine. Instances hold no state: everything about a running server is in its session."""
+
+    name: ClassVar[str]
+    words: ClassVar[str]
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    # Neutral settings this adapter can turn into the engine's own.
+    settings: ClassVar[frozenset[str]] = frozenset()
+    ready_path: ClassVar[str] = "/health"
+    metrics_path: ClassVar[str | None] = "/metrics"
+    metrics: ClassVar[tuple[MetricRule, ...]] = ()
+    failures: ClassVar[tuple[FailurePattern, ...]] = ()
+
+    @abstractmethod
+    def default_command(self) -> tuple[str, ...]:
+        """The argv prefix that starts the engine where neither the experiment nor the environment names one."""
+
+    @abstractmethod
+    def launch_plan(self, context: LaunchContext) -> LaunchPlan:
+        """The whole command line for these settings. Raises SettingNotSupportedError."""
+
+    @abstractmethod
+    def resolved_settings(self, asked: EngineSettings, documents: Mapping[str, Any], log: str) -> dict[str, Resolved]:
+        """Settings as the engine runs with them. `documents` maps each of `settings_paths` to its decoded JSON or text."""
+
+    def settings_paths(self) -> tuple[str, ...]:
+        """HTTP paths of the server that tell how it is set (missing ones are tolerated)."""
+        return ()
+
+    def versions(self, documents: Mapping[str, Any], log: str) -> dict[str, str]:
+        """Versions of what runs, by name; part of the fingerprint."""
+        return {}
+
+    def completion_body(self, request: CompletionRequest) -> dict[str, Any]:
+        """The JSON body for POST /v1/completions, with only fields this engine accepts."""
+        body: dict[str, Any] = {
+            "model": request.model,
+            "prompt": list(request.prompt) if not isinstance(request.prompt, str) else request.prompt,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "stream": request.stream,
+        }
+        if request.seed is not None:
+            body["seed"] = request.seed
+        if request.stream:
+            body["stream_options"] = {"include_usage": True}
+            if self.capabilities.continuous_usage:
+                body["stream_options"]["continuous_usage_stats"] = True
+        if request.ignore_eos and self.capabilities.ignore_eos:
+            body["ignore_eos"] = True
+        return body
+
+    def command(self, asked: Sequence[str] | None) -> tuple[str, ...]:
+        """The argv prefix: the experiment's, else DYNO_<BACKEND>_COMMAND, else the adapter's own."""
+        if asked:
+            return tuple(asked)
+        variable = f"DYNO_{self.name.upper()}_COMMAND"
+        if text := os.environ.get(variable, "").strip():
+            return tuple(shlex.split(text))
+        return self.default_command()
+
+    def refuse_unsupported(self, asked: EngineSettings) -> None:
+        """Raise SettingNotSupportedError for the first asked setting this adapter cannot pass on."""
+        for setting in asked.asked():
+            if setting not in self.settings:
+                raise SettingNotSupportedError(self.name, setting, list(self.settings))
+
+
+def normalise_backend_name(name: str) -> str:
+    """Names accept `-` or `_`; stored with `_`."""
+    return name.strip().lower().replace("-", "_")
+
+
+@cache
+def _registered() -> dict[str, Any]:
+    return {normalise_backend_name(e.name): e for e in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def backend_names() -> list[str]:
+    """All registered backends, sorted."""
+    return sorted(_registered())
+
+
+def get_backend(name: str) -> Backend:
+    """The adapter of that name. Raises UnknownNameError (with the nearest), or EngineError if it cannot be loaded."""
+    wanted = normalise_backend_name(name)
+    entry = _registered().get(wanted)
+    if entry is None:
+        raise UnknownNameError("backend", name, backend_names())
+    try:
+        backend = entry.load()
+    except Exception as error:
+        raise EngineError(f"Backend {name!r} ({entry.value}) cannot be loaded: {error}.") from error
+    if not isinstance(backend, Backend):
+        raise EngineError(f"Backend {name!r} ({entry.value}) is not an instance of backends.base.Backend.")
+    return backend

@@ -1,0 +1,203 @@
+"""An experiment: which engines meet which workloads under which loads, how often, from which seed.
+
+Everything here is what was *asked*. What was found (versions, resolved settings, hardware) lives in sessions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from backends.base import EngineSettings, normalise_backend_name
+from results.errors import UsageError
+from workloads.base import canonical
+from workloads.union import Workload
+
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineSpec(BaseModel):
+    """One engine of an experiment: a label, a backend, and how it is to be set.
+
+    `url` attaches to a server that is already there (backend `openai`). `options` go to the engine's command line word
+    by word, after our own. `command` replaces the argv prefix that starts the engine.
+    """
+
+    model_config = _STRICT
+    label: str = Field(min_length=1, max_length=80)
+    backend: str
+    command: tuple[str, ...] | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+    settings: EngineSettings = Field(default_factory=EngineSettings)
+    options: tuple[str, ...] = ()
+    url: str | None = None
+
+    @field_validator("backend")
+    @classmethod
+    def _backend(cls, value: str) -> str:
+        return normalise_backend_name(value)
+
+
+class BatchLoad(BaseModel):
+    """`batch` requests sent at once, `waves` times; a wave starts when the one before has ended. The deliberate lock."""
+
+    model_config = _STRICT
+    mode: Literal["batch"] = "batch"
+    batch: int = Field(gt=0)
+    waves: int = Field(gt=0)
+
+    @property
+    def value(self) -> int:
+        return self.batch
+
+    @property
+    def requests(self) -> int:
+        return self.batch * self.waves
+
+    @classmethod
+    def of(cls, batch: int, requests: int | None = None) -> BatchLoad:
+        """As many waves as `requests` asks for; by default at least three and at least eight requests."""
+        waves = max(3, -(-8 // batch)) if requests is None else max(1, -(-requests // batch))
+        return cls(batch=batch, waves=waves)
+
+
+class ConcurrencyLoad(BaseModel):
+    """A closed loop: `concurrency` slots, each sending its next request when its last has ended.
+
+    Each slot's first request gets an output length uniform in [1, asked], so that the loop does not lock in phase.
+    """
+
+    model_config = _STRICT
+    mode: Literal["concurrency"] = "concurrency"
+    concurrency: int = Field(gt=0)
+    requests: int = Field(gt=0)
+
+    @property
+    def value(self) -> int:
+        return self.concurrency
+
+    @classmethod
+    def of(cls, concurrency: int, requests: int | None = None) -> ConcurrencyLoad:
+        """By default four requests a slot, at least 16."""
+        return cls(concurrency=concurrency, requests=requests if requests is not None else max(16, 4 * concurrency))
+
+
+Load = Annotated[BatchLoad | ConcurrencyLoad, Field(discriminator="mode")]
+
+
+class Timeouts(BaseModel):
+    """Seconds after which the client or the supervisor gives up; a timeout is an outcome, never a hang."""
+
+    model_config = _STRICT
+    ready_s: float = Field(600, gt=0)
+    connect_s: float = Field(10, gt=0)
+    first_token_s: float = Field(300, gt=0)
+    between_tokens_s: float = Field(120, gt=0)
+    total_s: float = Field(1800, gt=0)
+    stop_s: float = Field(20, gt=0)
+
+
+class Experiment(BaseModel):
+    """The whole of what a sweep is asked to do."""
+
+    model_config = _STRICT
+    schema_version: Literal[1] = 1
+    model: str
+    tokenizer: str | None = None
+    engines: tuple[EngineSpec, ...] = Field(min_length=1)
+    workloads: tuple[Workload, ...] = Field(min_length=1)
+    loads: tuple[Load, ...] = Field(min_length=1)
+    blocks: int = Field(1, gt=0)
+    seed: int = 0
+    temperature: float = Field(0.0, ge=0)
+    sample_interval_s: float = Field(0.25, gt=0)
+    timeouts: Timeouts = Field(default_factory=Timeouts)
+
+    @model_validator(mode="after")
+    def _labels(self) -> Experiment:
+        labels = [e.label for e in self.engines]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"engine label used more than once: {', '.join(twice)}")
+        return self
+
+    def to_yaml(self) -> str:
+        """The resolved experiment as it is kept in the run."""
+        text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return text
+
+
+class Cell(BaseModel):
+    """One (engine, workload, load, block) and the run-wide parameters that shape what is sent."""
+
+    model_config = _STRICT
+    engine: EngineSpec
+    model: str
+    tokenizer: str | None
+    workload: Workload
+    load: Load
+    block: int
+    seed: int
+    temperature: float
+
+    @property
+    def id(self) -> str:
+        """A hash of what was asked; stable across machines and versions within a schema number."""
+        return hashlib.sha256(canonical(self.model_dump(mode="json")).encode()).hexdigest()[:16]
+
+
+def cells_of(experiment: Experiment) -> list[Cell]:
+    """Every cell of the grid, in plain order (the planner decides the order they run in)."""
+    return [
+        Cell(
+            engine=engine,
+            model=experiment.model,
+            tokenizer=experiment.tokenizer,
+            workload=workload,
+            load=load,
+            block=block,
+            seed=experiment.seed,
+            temperature=experiment.temperature,
+        )
+        for block in range(experiment.blocks)
+        for engine in experiment.engines
+        for workload in experiment.workloads
+        for load in experiment.loads
+    ]
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Read an experiment file. Raises UsageError naming the file and each field that is wrong."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"Cannot read the experiment {path}: {error.strerror or error}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid YAML: {str(error).splitlines()[0]}.") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} holds {type(data).__name__}, not a mapping with model, engines, workloads and loads.")
+    return experiment_from(data, str(path))
+
+
+def experiment_from(data: dict[str, Any], origin: str) -> Experiment:
+    """Validate a mapping as an experiment; `origin` names it in the message."""
+    try:
+        return Experiment.model_validate(data)
+    except ValidationError as error:
+        raise UsageError(f"{origin} is not a valid experiment: {describe_validation(error.errors())}.") from error
+
+
+def describe_validation(errors: Sequence[Any]) -> str:
+    """Pydantic's findings as one line: field, what is wrong, what was given."""
+    parts = []
+    for item in errors:
+        where = ".".join(str(step) for step in item["loc"]) or "experiment"
+        given = item.get("input")
+        shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+        parts.append(f"{where}: {str(item['msg']).removeprefix('Value error, ')}{shown}")
+    return "; ".join(parts)

@@ -1,0 +1,49 @@
+"""Planners: given the results so far, which cell next, or stop.
+
+A session is one server's life, so the runner keeps a server up for as long as consecutive cells name the same engine
+and block. A grid, a search or "skip what is larger than what ran out of memory" are planners, not special cases.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from harness.experiment import Cell, Experiment, cells_of
+from workloads.base import request_seed
+
+
+class Planner(Protocol):
+    """Decides what is measured next."""
+
+    def next_cell(self, results: Mapping[str, Mapping[str, Any]]) -> Cell | None:
+        """The next cell, or None to stop. `results` maps the ids of finished cells to their records, in order."""
+        ...
+
+    def planned(self) -> list[Cell]:
+        """What is known to come, in order: for the plan that is printed and for the ETA."""
+        ...
+
+
+class GridPlanner:
+    """The whole grid, block by block: in each block every engine runs all its cells in an order of its own draw, and the
+    engines take turns at going first (split plot)."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        cells = cells_of(experiment)
+        labels = [engine.label for engine in experiment.engines]
+        self._order: list[Cell] = []
+        for block in range(experiment.blocks):
+            shift = block % len(labels)
+            for label in labels[shift:] + labels[:shift]:
+                own = [c for c in cells if c.block == block and c.engine.label == label]
+                # The order is the same for every engine of a block: what a cell inherits from the one before it is too.
+                random.Random(request_seed(experiment.seed, "order", block)).shuffle(own)
+                self._order.extend(own)
+
+    def next_cell(self, results: Mapping[str, Mapping[str, Any]]) -> Cell | None:
+        return next((cell for cell in self._order if cell.id not in results), None)
+
+    def planned(self) -> list[Cell]:
+        return list(self._order)

@@ -1,0 +1,66 @@
+"""Writing files so that a reader sees the old content or the new, never a half: temporary name, fsync, rename."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from results.errors import StoreError
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`. Raises StoreError (with the free space where the disk is full)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise store_error(path, error) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside `folder` last through a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def store_error(path: Path, error: OSError) -> StoreError:
+    """An OSError met while writing `path`, in words."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
+        free = shutil.disk_usage(where).free
+        return StoreError(
+            f"No space left while writing {path} ({free / 2**20:.0f} MiB free). What was committed before is intact: make "
+            "room and run the same command again to complete the run."
+        )
+    return StoreError(f"Cannot write {path}: {error.strerror or error}.")
+
+
+def to_json(value: Any) -> bytes:
+    """Indented, sorted JSON. NaN and infinities become null (orjson's rule), never invalid JSON."""
+    return orjson.dumps(
+        value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+    )
+
+
+def read_json(path: Path) -> Any:
+    """Decode a JSON file. Raises StoreError naming the file."""
+    try:
+        return orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise StoreError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except orjson.JSONDecodeError as error:
+        raise StoreError(f"{path} is damaged: {error}.") from error

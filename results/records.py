@@ -1,0 +1,79 @@
+"""What is kept about a session and a cell beside their event files: session.json and cell.json."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from results.schema import SCHEMA_VERSION
+
+
+@dataclass(slots=True)
+class Fault:
+    """Something the runner saw with its own eyes while the cell ran (`code` is a row of `results.reasons`)."""
+
+    code: str
+    evidence: str
+
+
+@dataclass(slots=True)
+class SessionRecord:
+    """One server's life. `settings` maps a name to {"value", "source"}; `timeline` maps an event to monotonic ns.
+
+    `argv` and `env` are what the server was started with, secrets taken out. `ended` stays null while it runs (or when
+    the harness was killed). `fingerprint` is what makes two sessions of an engine alike enough to share a run.
+    """
+
+    id: str
+    engine: str
+    backend: str
+    block: int
+    model: str
+    url: str
+    argv: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    asked: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    timeline: dict[str, int] = field(default_factory=dict)
+    ended: int | None = None
+    exit_code: int | None = None
+    failure: dict[str, str] | None = None
+    schema: int = SCHEMA_VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class CellRecord:
+    """One committed cell: what was asked, when it ran, and what the runner saw. Numbers are computed from the events.
+
+    `started` and `ended` (monotonic ns) enclose all requests of the cell, warm-up not included. `client` is what the load
+    worker says of itself: {"cpu_s", "wall_s", "receive_stamps": "kernel" | "read"}.
+    """
+
+    id: str
+    engine: str
+    backend: str
+    model: str
+    session: str
+    block: int
+    seed: int
+    workload: dict[str, Any]
+    load: dict[str, Any]
+    started: int
+    ended: int
+    client: dict[str, Any] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    schema: int = SCHEMA_VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> CellRecord:
+        faults = [Fault(**f) for f in data.get("faults", [])]
+        return cls(**{**data, "faults": faults})

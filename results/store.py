@@ -1,0 +1,237 @@
+"""The folder of a run: `runs/<name>/`.
+
+    experiment.yaml                what was asked, resolved
+    manifest.json                  host, packages, git, command line, clock pairs
+    sessions/<id>/                 session.json, server.log, truth
+    cells/<id>/                    requests, chunks, samples .parquet, then cell.json: its presence is the commit
+    summary.json, report.html      computed from the above at any time
+
+Killed at any instant, nothing committed is lost: a cell without cell.json is swept aside and run again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+import yaml
+
+from results.errors import StoreError, UsageError
+from results.files import read_json, store_error, sync_folder, to_json, write_atomic
+from results.records import CellRecord, SessionRecord
+
+CELL_FILES = ("requests.parquet", "chunks.parquet", "samples.parquet")
+
+
+class RunStore:
+    """Read access to a run; use `RunWriter` to add to one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """An existing run. Raises UsageError when there is none at `path`."""
+        if not (path / "manifest.json").is_file():
+            raise UsageError(
+                f"{path} is not a run: it has no manifest.json. `dyno runs` lists the runs here, `dyno sweep --out {path}` "
+                "makes one."
+            )
+        return cls(path)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def experiment_text(self) -> str:
+        return self._read_text("experiment.yaml")
+
+    def _read_text(self, name: str) -> str:
+        try:
+            return (self.path / name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise StoreError(f"Cannot read {self.path / name}: {error.strerror or error}.") from error
+
+    @property
+    def experiment(self) -> dict[str, Any]:
+        data = yaml.safe_load(self.experiment_text)
+        return data if isinstance(data, dict) else {}
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        data: dict[str, Any] = read_json(self.path / "manifest.json")
+        return data
+
+    def cell_dir(self, cell_id: str) -> Path:
+        return self.path / "cells" / cell_id
+
+    def session_dir(self, session_id: str) -> Path:
+        return self.path / "sessions" / session_id
+
+    def has_cell(self, cell_id: str) -> bool:
+        return (self.cell_dir(cell_id) / "cell.json").is_file()
+
+    def cells(self) -> list[CellRecord]:
+        """Every committed cell, in the order they ran."""
+        folder = self.path / "cells"
+        found = sorted(folder.glob("*/cell.json")) if folder.is_dir() else []
+        return sorted((CellRecord.from_dict(read_json(p)) for p in found), key=lambda c: (c.started, c.id))
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Every session that got as far as writing its record, oldest first."""
+        folder = self.path / "sessions"
+        found = sorted(folder.glob("*/session.json")) if folder.is_dir() else []
+        return [read_json(p) for p in found]
+
+    def write_summary(self, summary: dict[str, Any]) -> Path:
+        path = self.path / "summary.json"
+        write_atomic(path, to_json(summary))
+        return path
+
+
+class RunWriter(RunStore):
+    """The one writer of a run, from `start` to `close` (a lock keeps a second one out)."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lock = -1
+
+    @classmethod
+    def start(cls, path: Path, experiment_text: str, manifest: dict[str, Any]) -> Self:
+        """A new run, or the same one again to complete it.
+
+        Raises UsageError when `path` holds another experiment, something that is not a run, or is being written by another process;
+        StoreError when it cannot be written.
+        """
+        writer = cls(path)
+        try:
+            existing = path.is_dir() and any(e for e in os.scandir(path) if e.name != ".lock")
+            if existing and not (path / "manifest.json").is_file():
+                raise UsageError(f"{path} exists and is not a run. Name another folder with --out, or remove it.")
+            path.mkdir(parents=True, exist_ok=True)
+            writer._take_lock()
+            if existing and writer.experiment != yaml.safe_load(experiment_text):
+                raise UsageError(
+                    f"{path} holds another experiment: {_difference(writer.experiment, yaml.safe_load(experiment_text))}. Name "
+                    "another folder with --out, or give the same command again to complete it."
+                )
+            (path / "sessions").mkdir(exist_ok=True)
+            (path / "cells").mkdir(exist_ok=True)
+            if not existing:
+                write_atomic(path / "experiment.yaml", experiment_text.encode())
+                write_atomic(path / "manifest.json", to_json({**manifest, "starts": [manifest["start"]]}))
+            else:
+                earlier = writer.manifest
+                merged = {**earlier, "starts": [*earlier.get("starts", []), manifest["start"]]}
+                write_atomic(path / "manifest.json", to_json(merged))
+        except OSError as error:
+            writer.close()
+            raise store_error(path, error) from error
+        except BaseException:
+            writer.close()
+            raise
+        return writer
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"{self.path} is being written by another dyno. Wait for it, or name another --out."
+            ) from error
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def update_manifest(self, **fields: Any) -> None:
+        write_atomic(self.path / "manifest.json", to_json({**self.manifest, **fields}))
+
+    def new_session(self, engine: str, block: int) -> tuple[str, Path]:
+        """A fresh session id (ordered, readable) and its folder."""
+        slug = "".join(c if c.isalnum() or c in "-_." else "_" for c in engine)[:40]
+        for number in range(len(list((self.path / "sessions").iterdir())), 1_000_000):
+            session_id = f"{number:03d}-b{block}-{slug}"
+            folder = self.session_dir(session_id)
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise store_error(folder, error) from error
+            return session_id, folder
+        raise StoreError(f"No free session number in {self.path / 'sessions'}.")
+
+    def write_session(self, record: SessionRecord) -> None:
+        write_atomic(self.session_dir(record.id) / "session.json", to_json(record.to_dict()))
+
+    def begin_cell(self, cell_id: str) -> Path:
+        """An empty folder for the cell's event files; what an earlier, uncommitted try left is swept aside."""
+        folder = self.cell_dir(cell_id)
+        if self.has_cell(cell_id):
+            raise StoreError(
+                f"Cell {cell_id} is already committed in {self.path}; a committed cell is never run twice."
+            )
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise store_error(folder, error) from error
+        return folder
+
+    def commit_cell(self, record: CellRecord) -> None:
+        """Make the cell's files durable, then write cell.json: from here on the cell exists."""
+        folder = self.cell_dir(record.id)
+        missing = [name for name in CELL_FILES if not (folder / name).is_file()]
+        if missing:
+            raise StoreError(f"Cell {record.id} cannot be committed: {', '.join(missing)} missing in {folder}.")
+        try:
+            for name in CELL_FILES:
+                with (folder / name).open("rb") as file:
+                    os.fsync(file.fileno())
+            sync_folder(folder)
+        except OSError as error:
+            raise store_error(folder, error) from error
+        write_atomic(folder / "cell.json", to_json(record.to_dict()))
+        sync_folder(folder.parent)
+
+
+def find_runs(root: Path) -> Iterator[Path]:
+    """Folders under `root` that are runs."""
+    if root.is_dir():
+        yield from sorted(p.parent for p in root.glob("*/manifest.json"))
+
+
+def _difference(old: Any, new: Any, where: str = "") -> str:
+    """The first place where two experiments differ, in words."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            if old.get(key) != new.get(key):
+                return _difference(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (a, b) in enumerate(zip(old, new, strict=True)):
+            if a != b:
+                return _difference(a, b, f"{where}[{index}]")
+    return f"{where or 'experiment'} was {_short(old)}, is now {_short(new)}"
+
+
+def _short(value: Any) -> str:
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= 80 else text[:77] + "..."
