@@ -119,7 +119,9 @@ def _config(fields: dict[str, Any], *, tied: bool) -> dict[str, Any]:
 def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
     kind, pre = fields["tokenizer.ggml.model"], fields.get("tokenizer.ggml.pre", "gpt-2")
     if kind != "gpt2" or pre not in _SPLITS_DIGITS:
-        raise ModelFetchError(f"The GGUF's tokenizer ({kind}, pre-tokenizer {pre}) is not one this command can rebuild.")
+        raise ModelFetchError(
+            f"The GGUF's tokenizer ({kind}, pre-tokenizer {pre}) is not one this command can rebuild."
+        )
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     types: list[int] = fields["tokenizer.ggml.token_type"]
     special = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _CONTROL_TOKEN}
