@@ -1,0 +1,225 @@
+"""The background of a run: engines with their settings and start-up, the machine, and how to do it again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from results.report_format import size
+
+SOURCE_WORDS = {
+    "endpoint": "read from the server",
+    "log": "read from its log",
+    "asked": "only asked for, not read back",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting as the engine ran with it, what was asked (None: its own default), and where the value was read.
+
+    `differs`: the engine runs with something other than what was asked.
+    """
+
+    name: str
+    asked: str | None
+    value: str
+    source: str
+    differs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """One server's life: `timeline` holds (event, seconds since the first event)."""
+
+    id: str
+    block: int
+    timeline: list[tuple[str, float]]
+    exit_code: int | None
+    ended: bool
+    failure: str | None
+
+
+@dataclass(slots=True)
+class EngineInfo:
+    """An engine of the experiment; settings are those of its last session."""
+
+    label: str
+    backend: str
+    settings: list[Setting] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    sessions: list[SessionInfo] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A line about the environment, in one of its groups."""
+
+    group: str
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How an engine was started, secrets taken out; `command` is empty for a server that was attached to."""
+
+    engine: str
+    session: str
+    command: str
+    env: dict[str, str]
+    files: list[str]
+    url: str
+
+
+@dataclass(slots=True)
+class Reproduction:
+    """What to type to do the run again. `starts` are the command lines it was started and completed with."""
+
+    starts: list[str]
+    folder: str | None
+    launches: list[Launch]
+    experiment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A metric as it is defined here."""
+
+    id: str
+    words: str
+    unit: str
+    better: str
+
+
+def definitions() -> list[Definition]:
+    """The metric table, in words."""
+    from results.metrics import METRICS
+
+    return [Definition(m.id, m.words, m.unit, str(m.direction)) for m in METRICS]
+
+
+def engine_infos(
+    order: Sequence[str], summaries: Sequence[Mapping[str, Any]], sessions: Sequence[Mapping[str, Any]]
+) -> list[EngineInfo]:
+    """One entry an engine, in the experiment's order; engines that never got a session have no settings."""
+    by_label = {str(s.get("label")): s for s in summaries}
+    infos = []
+    for label in order:
+        own = [s for s in sessions if s.get("engine") == label]
+        last: Mapping[str, Any] = own[-1] if own else {}
+        known = by_label.get(label, {})
+        infos.append(
+            EngineInfo(
+                label=label,
+                backend=str(last.get("backend") or known.get("backend") or "unknown"),
+                settings=_settings(last.get("settings") or known.get("settings") or {}, last.get("asked") or {}),
+                versions={str(k): str(v) for k, v in (last.get("versions") or known.get("versions") or {}).items()},
+                sessions=[_session(s) for s in own],
+            )
+        )
+    return infos
+
+
+def _settings(resolved: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Setting]:
+    rows = []
+    for name in sorted({*resolved, *asked}):
+        found = resolved.get(name)
+        value, source = (found.get("value"), found.get("source")) if isinstance(found, Mapping) else (found, None)
+        wanted = _text(asked[name]) if name in asked else None
+        if found is None:
+            value, source = asked[name], "asked"
+        differs = wanted not in (None, "auto", _text(value))
+        words = SOURCE_WORDS.get(str(source), str(source))
+        rows.append(Setting(str(name), wanted, _setting_text(str(name), value), words, differs))
+    return rows
+
+
+def _setting_text(name: str, value: Any) -> str:
+    text = _text(value)
+    return f"{text} ({size(value)})" if name.endswith("_bytes") and isinstance(value, int) else text
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _session(session: Mapping[str, Any]) -> SessionInfo:
+    stamps = sorted((int(v), str(k)) for k, v in (session.get("timeline") or {}).items() if isinstance(v, int))
+    failure = session.get("failure")
+    return SessionInfo(
+        id=str(session.get("id")),
+        block=int(session.get("block") or 0),
+        timeline=[(name, (stamp - stamps[0][0]) / 1e9) for stamp, name in stamps],
+        exit_code=session.get("exit_code"),
+        ended=session.get("ended") is not None,
+        failure=": ".join(str(v) for v in failure.values() if v) if isinstance(failure, Mapping) else None,
+    )
+
+
+def environment(manifest: Mapping[str, Any]) -> list[Fact]:
+    """Host, device, model, packages and git of the manifest, flattened; what is unknown is left out unless it says why."""
+    facts = []
+    for group in ("host", "device", "packages", "git"):
+        content = manifest.get(group)
+        if not isinstance(content, Mapping):
+            continue
+        for name, value in content.items():
+            if value is None or value == []:
+                continue
+            facts.append(Fact(group, str(name).removesuffix("_bytes").replace("_", " "), _fact_text(str(name), value)))
+    model = manifest.get("model")
+    if isinstance(model, Mapping):
+        facts += [Fact("model", k, str(model[k])) for k in ("name", "folder") if model.get(k)]
+        config = model.get("config")
+        if isinstance(config, Mapping):
+            facts += [Fact("model", str(k).replace("_", " "), _text(v)) for k, v in config.items() if _is_plain(v)]
+    return facts
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool) or (isinstance(value, list) and len(value) <= 3)
+
+
+def _fact_text(name: str, value: Any) -> str:
+    if name.endswith("_bytes") and isinstance(value, int):
+        return size(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(_text(v) for v in value)
+    return _text(value)
+
+
+def reproduction(
+    manifest: Mapping[str, Any], sessions: Sequence[Mapping[str, Any]], order: Sequence[str], experiment: str
+) -> Reproduction:
+    """Command lines of the run's starts, and of each engine's last launch."""
+    starts = manifest.get("starts") or [manifest.get("start")]
+    commands, folder = [], None
+    for start in starts:
+        if isinstance(start, Mapping) and start.get("command"):
+            commands.append(_command(start["command"]))
+            folder = folder or start.get("cwd")
+    launches = []
+    for label in order:
+        own = [s for s in sessions if s.get("engine") == label]
+        if own:
+            launches.append(
+                Launch(
+                    engine=label,
+                    session=str(own[-1].get("id")),
+                    command=_command(own[-1].get("argv") or []),
+                    env={str(k): str(v) for k, v in (own[-1].get("env") or {}).items()},
+                    files=[str(f) for f in own[-1].get("files") or []],
+                    url=str(own[-1].get("url") or ""),
+                )
+            )
+    return Reproduction(list(dict.fromkeys(commands)), str(folder) if folder else None, launches, experiment)
+
+
+def _command(words: Any) -> str:
+    return words if isinstance(words, str) else shlex.join(str(w) for w in words)

@@ -1,0 +1,255 @@
+"""ReportData: everything a report shows of a run, as plain data. It feeds HTML, Markdown and terminal alike.
+
+A *cell row* is one cell as measured. A *point* is one (engine, workload, load) over all its blocks; INVALID cells are kept
+out of its numbers. A *line* is the points of one engine and workload in the order of their load.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from results.files import read_json
+from results.report_answer import AnswerFacts, Sentence, answer
+from results.report_background import (
+    Definition,
+    EngineInfo,
+    Fact,
+    Reproduction,
+    definitions,
+    engine_infos,
+    environment,
+    reproduction,
+)
+from results.report_measures import MEASURE, Value, over_blocks, read_cell
+from results.report_shapes import (
+    SEVERITIES,
+    VERDICTS,
+    CellRow,
+    Line,
+    MemoryRow,
+    Point,
+    ReasonRow,
+    WorkloadInfo,
+    workload_info,
+    workload_key,
+)
+from results.store import RunStore
+
+
+@dataclass(slots=True)
+class ReportData:
+    """One run, ready to be shown. `scope` says which part of each cell the numbers cover: `whole` or `window`."""
+
+    run: str
+    title: str
+    model: str
+    started: str | None
+    scope: str
+    blocks: int
+    planned: int
+    verdicts: dict[str, int]
+    answer: list[Sentence]
+    engines: list[EngineInfo]
+    workloads: list[WorkloadInfo]
+    lines: list[Line]
+    cells: list[CellRow]
+    reasons: list[ReasonRow]
+    memory: list[MemoryRow]
+    environment: list[Fact]
+    reproduction: Reproduction
+    definitions: list[Definition] = field(default_factory=list)
+
+    @property
+    def points(self) -> list[Point]:
+        return [point for line in self.lines for point in line.points]
+
+    @property
+    def usable(self) -> int:
+        """Cells that are not INVALID."""
+        return len(self.cells) - self.verdicts.get("INVALID", 0)
+
+
+def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) -> ReportData:
+    """Everything a report needs of the run in `store`; its summary.json is used where it covers every committed cell."""
+    found = summary if summary is not None else _summary(store)
+    manifest, experiment, sessions = store.manifest, store.experiment, store.sessions()
+    cells: list[Mapping[str, Any]] = list(found.get("cells", []))
+    scope = shown_scope(cells)
+    workloads = _workloads(cells)
+    order = [str(e.get("label")) for e in experiment.get("engines", []) if isinstance(e, Mapping)]
+    order += [e for e in dict.fromkeys(str(c.get("engine")) for c in cells) if e not in order]
+    rows = sorted(
+        (_cell_row(cell, workloads, scope) for cell in cells),
+        key=lambda r: (order.index(r.engine), r.workload.index, r.load_mode, r.load_value, r.block),
+    )
+    lines = _lines(rows)
+    reasons = _reason_rows(cells, {row.id: row.label for row in rows})
+    model = str(_model_name(manifest, experiment))
+    verdicts = Counter(row.verdict for row in rows)
+    blocks = len({row.block for row in rows})
+    engines = engine_infos(order, list(found.get("engines", [])), sessions)
+    facts = environment(manifest)
+    memory = _memory(lines)
+    words = answer(
+        AnswerFacts(
+            model=model,
+            machine=next((f.value for f in facts if f.group == "host" and f.name == "cpu"), None),
+            engines=engines,
+            cells=rows,
+            lines=lines,
+            reasons=reasons,
+            memory=memory,
+            planned=_planned(experiment),
+            blocks=blocks,
+        )
+    )
+    return ReportData(
+        run=str(found.get("run") or store.name),
+        title=_title(model, order),
+        model=model,
+        started=_started(manifest),
+        scope=scope,
+        blocks=blocks,
+        planned=_planned(experiment),
+        verdicts={v: verdicts[v] for v in VERDICTS if verdicts[v]},
+        answer=words,
+        engines=engines,
+        workloads=list(workloads.values()),
+        lines=lines,
+        cells=rows,
+        reasons=reasons,
+        memory=memory,
+        environment=facts,
+        reproduction=reproduction(manifest, sessions, order, store.experiment_text),
+        definitions=definitions(),
+    )
+
+
+def shown_scope(cells: Iterable[Mapping[str, Any]]) -> str:
+    """`window` when every cell that counts has one, else `whole`: two scopes are never mixed in one figure."""
+    usable = [c for c in cells if c.get("verdict") != "INVALID"]
+    return "window" if usable and all(isinstance(c.get("window"), Mapping) for c in usable) else "whole"
+
+
+def _summary(store: RunStore) -> Mapping[str, Any]:
+    path = store.path / "summary.json"
+    if path.is_file():
+        summary: dict[str, Any] = read_json(path)
+        if {record.id for record in store.cells()} <= {c.get("id") for c in summary.get("cells", [])}:
+            return summary
+    from results.summary import build_summary
+
+    return build_summary(store)
+
+
+def _model_name(manifest: Mapping[str, Any], experiment: Mapping[str, Any]) -> Any:
+    model = manifest.get("model")
+    named = model.get("name") if isinstance(model, Mapping) else model
+    return named or experiment.get("model") or "unknown model"
+
+
+def _title(model: str, engines: Sequence[str]) -> str:
+    if len(engines) > 3:
+        return f"{model} on {len(engines)} engines"
+    return f"{model} on {' and '.join(engines)}" if engines else model
+
+
+def _started(manifest: Mapping[str, Any]) -> str | None:
+    start = manifest.get("start")
+    wall = start.get("wall_ns") if isinstance(start, Mapping) else None
+    if not isinstance(wall, int):
+        return None
+    return datetime.fromtimestamp(wall / 1e9, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _planned(experiment: Mapping[str, Any]) -> int:
+    sizes = [len(experiment.get(k) or []) for k in ("engines", "workloads", "loads")]
+    return sizes[0] * sizes[1] * sizes[2] * int(experiment.get("blocks") or 1)
+
+
+def _workloads(cells: Iterable[Mapping[str, Any]]) -> dict[str, WorkloadInfo]:
+    found = {workload_key(c.get("workload") or {}): c.get("workload") or {} for c in cells}
+    infos = sorted(
+        (workload_info(w) for w in found.values()), key=lambda i: (i.input_tokens or 0, i.output_tokens or 0, i.key)
+    )
+    return {info.key: info.numbered(index) for index, info in enumerate(infos)}
+
+
+def _cell_row(cell: Mapping[str, Any], workloads: Mapping[str, WorkloadInfo], scope: str) -> CellRow:
+    workload = workloads[workload_key(cell.get("workload") or {})]
+    load = cell.get("load") or {}
+    mode, value = str(load.get("mode") or "unknown"), load.get("value", load.get(str(load.get("mode")), 0))
+    issued = (cell.get("requests") or {}).get("by_outcome") or {}
+    return CellRow(
+        id=str(cell.get("id")),
+        engine=str(cell.get("engine")),
+        workload=workload,
+        load_mode=mode,
+        load_value=float(value) if isinstance(value, int | float) else 0.0,
+        block=int(cell.get("block") or 0),
+        session=str(cell.get("session") or ""),
+        verdict=str(cell.get("verdict") or "SUSPECT"),
+        codes=[str(r.get("code")) for r in cell.get("reasons") or []],
+        outcomes={str(k): int(v) for k, v in issued.items() if isinstance(v, int) and v},
+        batch_source=str((cell.get("batch") or {}).get("realised_source") or ""),
+        values=read_cell(cell, scope),
+    )
+
+
+def _lines(rows: Sequence[CellRow]) -> list[Line]:
+    groups: dict[tuple[str, str, str], dict[float, list[CellRow]]] = {}
+    for row in rows:
+        groups.setdefault((row.engine, row.workload.key, row.load_mode), {}).setdefault(row.load_value, []).append(row)
+    lines = []
+    for (engine, _, mode), by_load in groups.items():
+        workload = next(iter(by_load.values()))[0].workload
+        points = [_point(by_load[value]) for value in sorted(by_load)]
+        lines.append(Line(engine, workload, mode, points))
+    return lines
+
+
+def _point(rows: Sequence[CellRow]) -> Point:
+    usable = [row for row in rows if row.verdict != "INVALID"]
+    shown = usable or list(rows)
+    first = rows[0]
+    verdict = max((row.verdict for row in shown), key=VERDICTS.index)
+    none = {k: Value(None, why="every block is INVALID" if len(rows) > 1 else "the cell is INVALID") for k in MEASURE}
+    return Point(
+        engine=first.engine,
+        workload=first.workload,
+        load_mode=first.load_mode,
+        load_value=first.load_value,
+        verdict=verdict,
+        blocks=len(usable),
+        blocks_invalid=len(rows) - len(usable),
+        codes=sorted({code for row in rows for code in row.codes}),
+        batch_source=first.batch_source,
+        values={k: over_blocks([row.values[k] for row in usable]) for k in MEASURE} if usable else none,
+    )
+
+
+def _reason_rows(cells: Iterable[Mapping[str, Any]], labels: Mapping[str, str]) -> list[ReasonRow]:
+    rows: dict[str, ReasonRow] = {}
+    for cell in cells:
+        for reason in cell.get("reasons") or []:
+            code = str(reason.get("code"))
+            row = rows.setdefault(
+                code, ReasonRow(code, str(reason.get("severity") or "suspect"), str(reason.get("advice") or ""), [])
+            )
+            row.evidence.append((labels[str(cell.get("id"))], str(reason.get("evidence") or "")))
+    rank = {severity: index for index, severity in enumerate(SEVERITIES)}
+    return sorted(rows.values(), key=lambda r: (-rank.get(r.severity, 1), -len(r.evidence), r.code))
+
+
+def _memory(lines: Iterable[Line]) -> list[MemoryRow]:
+    """Points for which the formula or the engine says how many bytes the KV cache held."""
+    return [
+        MemoryRow(point, point.values["kv_bytes_predicted"], point.values["kv_bytes_engine"])
+        for line in lines
+        for point in line.points
+        if point.values["kv_bytes_predicted"].known or point.values["kv_bytes_engine"].known
+    ]

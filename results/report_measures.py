@@ -1,0 +1,122 @@
+"""What a report shows of a cell: a table of measures, each with its place in the cell's summary, and the mean over blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SCOPE = "scope"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number of a cell. `path` leads to it in the cell's summary; `scope` stands for the scope being shown."""
+
+    id: str
+    words: str
+    unit: str
+    path: tuple[str, ...]
+
+
+MEASURES: tuple[Measure, ...] = (
+    Measure("output_tokens_per_s", "Output tokens/s", "tok/s", (SCOPE, "output_tokens_per_s")),
+    Measure("total_tokens_per_s", "Input + output tokens/s", "tok/s", (SCOPE, "total_tokens_per_s")),
+    Measure("requests_per_s", "Requests/s", "1/s", (SCOPE, "requests_per_s")),
+    Measure("prefill_tokens_per_s", "Prefill tokens/s", "tok/s", (SCOPE, "prefill_tokens_per_s")),
+    Measure("decode_tokens_per_s", "Decode tokens/s", "tok/s", (SCOPE, "decode_tokens_per_s")),
+    Measure("ttft_ms_p50", "TTFT p50", "ms", (SCOPE, "ttft_ms", "p50")),
+    Measure("ttft_ms_p90", "TTFT p90", "ms", (SCOPE, "ttft_ms", "p90")),
+    Measure("tpot_ms_p50", "TPOT p50", "ms", (SCOPE, "tpot_ms", "p50")),
+    Measure("tpot_ms_p90", "TPOT p90", "ms", (SCOPE, "tpot_ms", "p90")),
+    Measure("e2e_ms_p50", "End to end p50", "ms", (SCOPE, "e2e_ms", "p50")),
+    Measure("e2e_ms_p90", "End to end p90", "ms", (SCOPE, "e2e_ms", "p90")),
+    Measure("batch_realised", "Realised batch", "requests", ("batch", "realised")),
+    Measure("batch_offered", "Offered batch", "requests", ("batch", "offered")),
+    Measure("batch_in_flight", "In flight at the client", "requests", ("batch", "in_flight")),
+    Measure("batch_running", "Running at the server", "requests", ("batch", "running")),
+    Measure("batch_decodes_per_step", "Decodes per step", "requests", ("batch", "decodes_per_step")),
+    Measure("kv_bytes_predicted", "KV bytes predicted", "B", ("arithmetic", "kv_bytes_predicted")),
+    Measure("kv_bytes_engine", "KV bytes the engine holds", "B", ("arithmetic", "kv_bytes_engine")),
+    Measure("kv_bytes_per_token", "KV bytes per token", "B", ("arithmetic", "kv_bytes_per_token")),
+    Measure("kv_allocated_bytes", "KV bytes in allocated blocks", "B", ("server", "kv_allocated_bytes_max")),
+    Measure("kv_pool_bytes", "KV pool", "B", ("server", "kv_pool_bytes")),
+    Measure("weight_bytes", "Weights", "B", ("server", "weight_bytes")),
+    Measure("requests_issued", "Requests issued", "", ("requests", "issued")),
+    Measure("requests_ok", "Requests answered in full", "", ("requests", "ok")),
+    Measure("client_lag_ms_p99", "Client lag p99", "ms", ("client", "lag_ms_p99")),
+    Measure("duration_s", "Duration", "s", (SCOPE, "duration_s")),
+)
+PER_USER = Measure("user_tokens_per_s", "Tokens/s per user", "tok/s", ())
+MEASURE: dict[str, Measure] = {m.id: m for m in (*MEASURES, PER_USER)}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number with its spread over blocks: mean, smallest and largest of `n` cells. Unknown is None with `why`."""
+
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    why: str | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.mean is not None
+
+    @classmethod
+    def of(cls, value: float) -> Value:
+        return cls(value, value, value, 1)
+
+
+def read_cell(cell: Mapping[str, Any], scope: str) -> dict[str, Value]:
+    """Every measure of one cell of summary.json; `scope` is `whole` or `window`."""
+    values = {m.id: _read(cell, m, scope) for m in MEASURES}
+    if not values["batch_realised"].known:
+        values["batch_realised"] = next(
+            (values[k] for k in ("batch_decodes_per_step", "batch_running", "batch_in_flight") if values[k].known),
+            values["batch_realised"],
+        )
+    tpot = values["tpot_ms_p50"]
+    values[PER_USER.id] = Value.of(1000 / tpot.mean) if tpot.mean else Value(None, why=tpot.why)
+    return values
+
+
+def _read(cell: Mapping[str, Any], measure: Measure, scope: str) -> Value:
+    node: Any = cell
+    for step in measure.path:
+        parent, node = node, node.get(scope if step == SCOPE else step) if isinstance(node, Mapping) else None
+    if isinstance(node, int | float) and not isinstance(node, bool) and math.isfinite(node):
+        return Value.of(float(node))
+    return Value(None, why=_why(cell, measure, parent))
+
+
+def _why(cell: Mapping[str, Any], measure: Measure, parent: Any) -> str:
+    """Why a number is missing, from the count of its distribution or from the cell's verdict."""
+    last = measure.path[-1]
+    if isinstance(parent, Mapping) and last.startswith("p") and last[1:].isdigit() and isinstance(parent.get("n"), int):
+        n, needs = parent["n"], percentile_needs(int(last[1:]))
+        if n == 0:
+            return "no request gave one"
+        if n < needs:
+            return f"withheld: {n} requests, {last} needs {needs}"
+    if cell.get("verdict") == "INVALID":
+        return "the cell is INVALID"
+    if measure.path[0] == "server" or measure.id == "kv_bytes_engine":
+        return "the server does not tell"
+    return "not known"
+
+
+def percentile_needs(percentile: int) -> int:
+    """The fewest values of which a percentile may be shown: n (1 - p) >= 1."""
+    return math.ceil(100 / (100 - percentile) - 1e-9)
+
+
+def over_blocks(values: Sequence[Value]) -> Value:
+    """The mean over blocks with its range. Unknown blocks are left out; unknown in all is unknown with the first reason."""
+    known = [v.mean for v in values if v.mean is not None]
+    if not known:
+        return Value(None, why=next((v.why for v in values if v.why), "not measured"))
+    return Value(math.fsum(known) / len(known), min(known), max(known), len(known))
