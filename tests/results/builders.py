@@ -1,0 +1,490 @@
+"""Synthetic runs of a known schedule, written as a real run folder, to check numbers against arithmetic.
+
+The server of these runs works prompt first: a waiting prompt is prefilled in a step of its own, and only when none waits
+all running requests decode one token in a step. Every time is a whole number of ns, every stamp is exact:
+
+    prefill step   = prefill_ns_per_token x prompt tokens
+    decode step    = step_ns + per_sequence_ns x requests running
+    first token    = end of the prefill step; token k+1 = end of the k-th decode step after it
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from results.clock import NS_PER_S
+from results.events import write_table
+from results.records import CellRecord, Fault, SessionRecord
+from results.schema import CHUNKS, REQUESTS, SAMPLES, TRUTH_STEPS, TRUTH_TOKENS
+from results.store import RunStore, RunWriter
+
+# A Llama of 2 x 4 layers x 2 KV heads x 16 x 2 bytes = 512 bytes of KV a token.
+MODEL_CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+KV_BYTES_PER_TOKEN = 512
+BLOCK_SIZE = 16
+POOL_TOKENS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How fast the synthetic server is."""
+
+    prefill_ns_per_token: int = 100_000
+    step_ns: int = 10_000_000
+    per_sequence_ns: int = 500_000
+
+    def prefill_step(self, tokens: int) -> int:
+        return self.prefill_ns_per_token * tokens
+
+    def decode_step(self, running: int) -> int:
+        return self.step_ns + self.per_sequence_ns * running
+
+    def slower(self, factor: float) -> Schedule:
+        return Schedule(*(round(v * factor) for v in (self.prefill_ns_per_token, self.step_ns, self.per_sequence_ns)))
+
+
+@dataclass(slots=True)
+class Simulated:
+    """One request of a simulated cell."""
+
+    request_id: str
+    slot: int
+    input_len: int
+    output_len: int
+    sent: int
+    stamps: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.stamps[-1]
+
+
+@dataclass(slots=True)
+class Simulation:
+    """A simulated cell: its requests, the server's steps, and who made which token in which step."""
+
+    requests: list[Simulated]
+    steps: list[dict[str, int]]
+    tokens: list[dict[str, Any]]
+    started: int
+    ended: int
+
+
+def simulate(
+    load: Mapping[str, Any],
+    lengths: Sequence[tuple[int, int]],
+    schedule: Schedule,
+    started: int,
+    prefix: str = "r",
+    first_step: int = 0,
+) -> Simulation:
+    """Run `lengths` (input, output) under a batch or concurrency load. The client answers an end at once."""
+    planned = [(f"{prefix}{i:05d}", *pair) for i, pair in enumerate(lengths)]
+    width = load["batch"] if load["mode"] == "batch" else load["concurrency"]
+    sim = Simulation([], [], [], started, started)
+    waiting: list[Simulated] = []
+    running: list[Simulated] = []
+    now = started + 1_000_000
+
+    def send(slot: int, at: int) -> None:
+        request_id, input_len, output_len = planned.pop(0)
+        request = Simulated(request_id, slot, input_len, output_len, at)
+        sim.requests.append(request)
+        waiting.append(request)
+
+    for slot in range(min(width, len(planned))):
+        send(slot, now)
+    while waiting or running:
+        start = now
+        prefilling = waiting.pop(0) if waiting else None
+        if prefilling:
+            now += schedule.prefill_step(prefilling.input_len)
+            made = [prefilling]
+            running.append(prefilling)
+        else:
+            now += schedule.decode_step(len(running))
+            made = list(running)
+        step = first_step + len(sim.steps)
+        for request in made:
+            sim.tokens.append(
+                {
+                    "request_id": request.request_id,
+                    "index": len(request.stamps),
+                    "step": step,
+                    "sampled": now,
+                    "written": now,
+                }
+            )
+            request.stamps.append(now)
+        # Before this step's tokens: a token's keys and values are written when it is fed back.
+        held = sum(r.input_len + len(r.stamps) - 1 for r in running)
+        blocks = sum(-(-(r.input_len + len(r.stamps) - 1) // BLOCK_SIZE) for r in running)
+        sim.steps.append(
+            {
+                "step": step,
+                "start": start,
+                "end": now,
+                "prefill_tokens": prefilling.input_len if prefilling else 0,
+                "decodes": 0 if prefilling else len(made),
+                "prefills": 1 if prefilling else 0,
+                "running": len(running),
+                "waiting": len(waiting),
+                "preempted": 0,
+                "context_tokens": held,
+                "blocks_allocated": blocks,
+                "blocks_total": POOL_TOKENS // BLOCK_SIZE,
+                "tokens_held": held,
+            }
+        )
+        finished = [r for r in running if len(r.stamps) == r.output_len]
+        running = [r for r in running if len(r.stamps) < r.output_len]
+        if load["mode"] == "concurrency":
+            for request in finished:
+                if planned:
+                    send(request.slot, now)
+        elif planned and not running and not waiting:
+            for slot in range(min(width, len(planned))):
+                send(slot, now)
+    sim.ended = now + 1_000_000
+    return sim
+
+
+def request_rows(sim: Simulation) -> list[dict[str, Any]]:
+    """Rows of requests.parquet, all answered in full."""
+    return [
+        {
+            "request_id": r.request_id,
+            "slot": r.slot,
+            "worker": 0,
+            "intended": r.sent,
+            "queued": r.sent,
+            "connect_start": None,
+            "connect_end": None,
+            "sent": r.sent,
+            "first_byte": r.stamps[0],
+            "first_token": r.stamps[0],
+            "last_token": r.stamps[-1],
+            "end": r.end,
+            "outcome": "ok",
+            "http_status": 200,
+            "error": None,
+            "input_tokens_planned": r.input_len,
+            "input_tokens_counted": r.input_len,
+            "output_tokens_asked": r.output_len,
+            "output_tokens": r.output_len,
+            "tokens_in_first_chunk": 1,
+            "count_source": "ids",
+            "finish_reason": "length",
+        }
+        for r in sim.requests
+    ]
+
+
+def chunk_rows(sim: Simulation) -> list[dict[str, Any]]:
+    """Rows of chunks.parquet: one token a chunk, then finish and usage at the time of the last."""
+    rows: list[dict[str, Any]] = []
+    for r in sim.requests:
+        base = {"request_id": r.request_id, "lag": 50_000, "bytes": 200}
+        rows += [{**base, "t": t, "kind": "text", "tokens": 1} for t in r.stamps]
+        rows += [{**base, "t": r.end, "kind": kind, "tokens": 0} for kind in ("finish", "usage")]
+    return rows
+
+
+def sample_rows(sim: Simulation, interval: int = NS_PER_S // 4) -> list[dict[str, Any]]:
+    """Rows of samples.parquet: the server's gauges and counters and the host's, from start to end."""
+    times = [*range(sim.started, sim.ended, interval), sim.ended]
+    rows: list[dict[str, Any]] = []
+    for t in times:
+        done = [s for s in sim.steps if s["end"] <= t]
+        now = next((s for s in sim.steps if s["start"] <= t < s["end"]), None)
+        held = now["tokens_held"] if now else 0
+        blocks = now["blocks_allocated"] if now else 0
+        made = sum(1 for token in sim.tokens if token["sampled"] <= t)
+        values: dict[tuple[str, str], float] = {
+            ("server", "running"): now["running"] if now else 0,
+            ("server", "waiting"): now["waiting"] if now else 0,
+            ("server", "kv_usage"): blocks * BLOCK_SIZE / POOL_TOKENS,
+            ("server", "kv_pool_bytes"): POOL_TOKENS * KV_BYTES_PER_TOKEN,
+            ("server", "kv_allocated_bytes"): blocks * BLOCK_SIZE * KV_BYTES_PER_TOKEN,
+            ("server", "kv_held_bytes"): held * KV_BYTES_PER_TOKEN,
+            ("server", "kv_capacity_tokens"): POOL_TOKENS,
+            ("server", "prompt_tokens_total"): sum(s["prefill_tokens"] for s in done),
+            ("server", "generation_tokens_total"): made,
+            ("server", "preemptions_total"): 0,
+            ("server", "weight_bytes"): 360_000,
+            ("host", "server_cpu_s"): 1.9 * (t - sim.started) / NS_PER_S,
+            ("host", "server_rss_bytes"): 400 * 2**20,
+            ("host", "host_cpu_fraction"): 0.97,
+        }
+        rows += [
+            {"source": s, "metric": m, "device": None, "t0": t, "t1": t, "value": float(v), "reason": None}
+            for (s, m), v in values.items()
+        ]
+    return rows
+
+
+def columns_of(schema: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Rows as columns of `schema`; what a row lacks is null."""
+    return {name: [row.get(name) for row in rows] for name in schema.names}
+
+
+def write_cell_files(
+    folder: Path,
+    requests: Sequence[Mapping[str, Any]],
+    chunks: Sequence[Mapping[str, Any]],
+    samples: Sequence[Mapping[str, Any]],
+) -> None:
+    for name, schema, rows in (
+        ("requests", REQUESTS, requests),
+        ("chunks", CHUNKS, chunks),
+        ("samples", SAMPLES, samples),
+    ):
+        write_table(folder / f"{name}.parquet", schema, columns_of(schema, rows))
+
+
+def write_truth(folder: Path, sims: Sequence[Simulation]) -> None:
+    steps = [step for sim in sims for step in sim.steps]
+    tokens = [token for sim in sims for token in sim.tokens]
+    write_table(folder / "steps.parquet", TRUTH_STEPS, columns_of(TRUTH_STEPS, steps))
+    write_table(folder / "truth.parquet", TRUTH_TOKENS, columns_of(TRUTH_TOKENS, tokens))
+
+
+@dataclass(slots=True)
+class CellEdit:
+    """What a test may change in a cell before it is written (`edit` of `synthetic_run`)."""
+
+    record: CellRecord
+    requests: list[dict[str, Any]]
+    chunks: list[dict[str, Any]]
+    samples: list[dict[str, Any]]
+
+
+def synthetic_run(
+    tmp_path: Path,
+    engines: Sequence[str] = ("ref-a", "ref-b"),
+    batches: Sequence[int] = (1, 4),
+    input_lens: Sequence[int] = (128,),
+    output_len: int = 16,
+    *,
+    blocks: int = 1,
+    mode: str = "batch",
+    truth: bool = True,
+    schedule: Schedule | None = None,
+    edit: Callable[[CellEdit], None] | None = None,
+    name: str = "synthetic",
+    model: str = "synthetic-llama",
+) -> RunStore:
+    """A complete, plausible small run at `tmp_path/name`. Each further engine is 1.25 times slower than the one before.
+
+    `edit` is called with every cell before it is written: change rows, add faults. `truth=False` leaves the step log
+    out, as of an engine that has none.
+    """
+    schedule = schedule or Schedule()
+    workloads = [_workload(n, output_len) for n in input_lens]
+    loads = [_load(mode, value) for value in batches]
+    writer = RunWriter.start(
+        tmp_path / name, _experiment(model, engines, workloads, loads, blocks), _manifest(model, name, tmp_path)
+    )
+    with writer:
+        clock = 1_000 * NS_PER_S
+        for block in range(blocks):
+            for position, engine in enumerate(engines):
+                pace = schedule.slower(1.25**position)
+                session, folder = writer.new_session(engine, block)
+                record = _session(session, engine, block, model, clock)
+                (folder / "server.log").write_text("ready\n", encoding="utf-8")
+                clock += 5 * NS_PER_S
+                sims: list[Simulation] = []
+                for workload in workloads:
+                    for load in loads:
+                        cell = _cell_record(engine, session, block, model, workload, load)
+                        pairs = _lengths(workload, load, seed=cell.seed)
+                        sim = simulate(load, pairs, pace, clock, f"{cell.id}-", sum(len(s.steps) for s in sims))
+                        cell.started, cell.ended = sim.started, sim.ended
+                        cell.client = {
+                            "cpu_s": 1e-5 * len(sim.tokens),
+                            "wall_s": (sim.ended - sim.started) / NS_PER_S,
+                            "receive_stamps": "kernel",
+                        }
+                        parts = CellEdit(cell, request_rows(sim), chunk_rows(sim), sample_rows(sim))
+                        if edit:
+                            edit(parts)
+                        write_cell_files(writer.begin_cell(cell.id), parts.requests, parts.chunks, parts.samples)
+                        writer.commit_cell(parts.record)
+                        sims.append(sim)
+                        clock = sim.ended + NS_PER_S
+                if truth:
+                    write_truth(folder, sims)
+                record.timeline["stopped"] = record.ended = clock
+                record.exit_code = 0
+                writer.write_session(record)
+                clock += 2 * NS_PER_S
+    return RunStore.open(tmp_path / name)
+
+
+def fail_requests(outcome: str, count: int, *, error: str = "503 Service Unavailable") -> Callable[[CellEdit], None]:
+    """An `edit` that makes the last `count` requests of every cell fail 10 ms after they were sent."""
+
+    def apply(parts: CellEdit) -> None:
+        for row in parts.requests[len(parts.requests) - count :]:
+            row |= {
+                "outcome": outcome,
+                "error": error,
+                "http_status": 503,
+                "first_byte": None,
+                "first_token": None,
+                "last_token": None,
+                "end": row["sent"] + 10_000_000,
+                "output_tokens": None,
+                "tokens_in_first_chunk": None,
+                "input_tokens_counted": None,
+                "finish_reason": None,
+            }
+            parts.chunks = [c for c in parts.chunks if c["request_id"] != row["request_id"]]
+
+    return apply
+
+
+def add_fault(code: str, evidence: str) -> Callable[[CellEdit], None]:
+    """An `edit` that records something the runner saw."""
+
+    def apply(parts: CellEdit) -> None:
+        parts.record = replace(parts.record, faults=[*parts.record.faults, Fault(code, evidence)])
+
+    return apply
+
+
+def _workload(input_len: int, output_len: int) -> dict[str, Any]:
+    return {
+        "type": "random",
+        "input_len": {"dist": "fixed", "tokens": input_len},
+        "output_len": {"dist": "fixed", "tokens": output_len},
+    }
+
+
+def _load(mode: str, value: int) -> dict[str, Any]:
+    if mode == "batch":
+        return {"mode": "batch", "batch": value, "waves": max(3, -(-8 // value))}
+    return {"mode": "concurrency", "concurrency": value, "requests": max(16, 4 * value)}
+
+
+def _lengths(workload: Mapping[str, Any], load: Mapping[str, Any], seed: int) -> list[tuple[int, int]]:
+    input_len, output_len = workload["input_len"]["tokens"], workload["output_len"]["tokens"]
+    if load["mode"] == "batch":
+        return [(input_len, output_len)] * (load["batch"] * load["waves"])
+    draw = random.Random(seed)
+    first = [(input_len, draw.randint(1, output_len)) for _ in range(load["concurrency"])]
+    return (first + [(input_len, output_len)] * load["requests"])[: load["requests"]]
+
+
+def _cell_record(
+    engine: str, session: str, block: int, model: str, workload: dict[str, Any], load: dict[str, Any]
+) -> CellRecord:
+    value = load["batch"] if load["mode"] == "batch" else load["concurrency"]
+    cell_id = (
+        f"{''.join(c if c.isalnum() else '_' for c in engine)}-b{block}-i{workload['input_len']['tokens']}-v{value}"
+    )
+    return CellRecord(
+        id=cell_id,
+        engine=engine,
+        backend="reference",
+        model=model,
+        session=session,
+        block=block,
+        seed=value,
+        workload=workload,
+        load=load,
+        started=0,
+        ended=0,
+    )
+
+
+def _session(session: str, engine: str, block: int, model: str, clock: int) -> SessionRecord:
+    known = {
+        "dtype": "bfloat16",
+        "kv_dtype": "bfloat16",
+        "block_size": BLOCK_SIZE,
+        "kv_cache_tokens": POOL_TOKENS,
+        "kv_bytes_per_token": KV_BYTES_PER_TOKEN,
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 64,
+        "max_model_len": 2048,
+    }
+    settings: dict[str, dict[str, Any]] = {k: {"value": v, "source": "endpoint"} for k, v in known.items()}
+    settings["seed"] = {"value": 0, "source": "asked"}
+    return SessionRecord(
+        id=session,
+        engine=engine,
+        backend="reference",
+        block=block,
+        model=model,
+        url="http://127.0.0.1:8000",
+        argv=["python", "-m", "backends.reference", "/models/synthetic-llama", "--port", "8000"],
+        env={"OMP_NUM_THREADS": "2"},
+        asked={"block_size": BLOCK_SIZE},
+        settings=settings,
+        versions={"reference": "0.1.0", "torch": "2.13.0"},
+        fingerprint={"engine": engine, "versions": {"reference": "0.1.0"}, "cpu": "Synthetic CPU"},
+        timeline={
+            "spawned": clock,
+            "listening": clock + 1_500_000_000,
+            "ready": clock + 3_000_000_000,
+            "warm": clock + 4_000_000_000,
+        },
+    )
+
+
+def _experiment(
+    model: str, engines: Sequence[str], workloads: list[dict[str, Any]], loads: list[dict[str, Any]], blocks: int
+) -> str:
+    text: str = yaml.safe_dump(
+        {
+            "schema_version": 1,
+            "model": model,
+            "tokenizer": None,
+            "engines": [
+                {"label": e, "backend": "reference", "settings": {"block_size": BLOCK_SIZE}, "options": []}
+                for e in engines
+            ],
+            "workloads": workloads,
+            "loads": loads,
+            "blocks": blocks,
+            "seed": 0,
+            "temperature": 0.0,
+            "sample_interval_s": 0.25,
+        },
+        sort_keys=False,
+    )
+    return text
+
+
+def _manifest(model: str, name: str, root: Path) -> dict[str, Any]:
+    command = ["dyno", "sweep", "--backend", "reference", "--model", model, "--out", f"runs/{name}"]
+    return {
+        "start": {"monotonic_ns": 999 * NS_PER_S, "wall_ns": 1_767_225_600 * NS_PER_S, "command": command},
+        "command": command,
+        "model": {"name": model, "folder": str(root / "models" / model), "config": MODEL_CONFIG},
+        "host": {"cpu": "Synthetic CPU", "cores": 2, "memory_bytes": 8 * 2**30, "system": "Linux 6.1"},
+        "devices": [],
+        "packages": {"llm-dyno": "0.1.0", "torch": "2.13.0", "numpy": "2.4.0"},
+        "git": {"commit": "0123456789abcdef", "dirty": False},
+    }
