@@ -184,6 +184,17 @@ class Backend(ABC):
         """Versions of what runs, by name; part of the fingerprint."""
         return {}
 
+    def api_key_env(self) -> str | None:
+        """The environment variable that holds the bearer key for this server, or None where none is to be sent."""
+        return None
+
+    def served_name(self, asked: str, documents: Mapping[str, Any]) -> str:
+        """The model name requests must carry. Raises UsageError when the server does not serve what was asked."""
+        return asked
+
+    def check_attached(self, url: str, timeout_s: float) -> None:
+        """Raise EngineError when a server that was not launched by us does not answer, or not as it should."""
+
     def completion_body(self, request: CompletionRequest) -> dict[str, Any]:
         """The JSON body for POST /v1/completions, with only fields this engine accepts."""
         body: dict[str, Any] = {

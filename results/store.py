@@ -196,6 +196,19 @@ class RunWriter(RunStore):
             raise store_error(folder, error) from error
         return folder
 
+    def set_aside(self, cell_id: str, why: str) -> Path:
+        """Keep what an unfinished cell measured, out of the way of the next try: `aside/<id>-<why>-<n>/`."""
+        for number in range(1, 1_000_000):
+            kept = self.path / "aside" / f"{cell_id}-{why}-{number}"
+            if not kept.exists():
+                try:
+                    kept.parent.mkdir(exist_ok=True)
+                    self.cell_dir(cell_id).rename(kept)
+                except OSError as error:
+                    raise store_error(kept, error) from error
+                return kept
+        raise StoreError(f"No free name for cell {cell_id} in {self.path / 'aside'}.")
+
     def commit_cell(self, record: CellRecord) -> None:
         """Make the cell's files durable, then write cell.json: from here on the cell exists."""
         folder = self.cell_dir(record.id)
