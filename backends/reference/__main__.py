@@ -1,0 +1,129 @@
+"""`python -m backends.reference MODEL_DIR`: serve until SIGTERM or SIGINT.
+
+Exit codes: 0 stopped as asked, 1 the engine failed, 2 a mistake of the caller (one line on stderr).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+
+from backends.reference.config import EngineSettings, ModelConfig, read_model_config
+from backends.reference.settings import ServerArguments, parse_arguments, resolve, settings_as_json
+from results.errors import EXIT_USAGE, UsageError
+
+log = logging.getLogger("backends.reference")
+
+STOP_TIMEOUT_S = 1.0
+# The engine's thread takes the interpreter lock back this soon from a busy event loop (Python's default is 5 ms).
+SWITCH_INTERVAL_S = 0.0005
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the server; returns the exit code."""
+    began = time.monotonic()
+    try:
+        arguments = parse_arguments(argv)
+        logging.basicConfig(
+            level=arguments.log_level.upper(),
+            stream=sys.stderr,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+        config = read_model_config(arguments.model)
+        settings = resolve(arguments, config)
+        # Taken before the model is loaded, so that a port in use is known at once; it listens when all is ready.
+        listener = bind(arguments.host, arguments.port)
+        return serve(arguments, config, settings, listener, began)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_USAGE
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, not yet listening."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot listen on {host}:{port}: {error.strerror or error}. Stop what uses the port or choose another "
+            "with --port (0 takes a free one)."
+        ) from error
+    return listener
+
+
+def serve(
+    arguments: ServerArguments, config: ModelConfig, settings: EngineSettings, listener: socket.socket, began: float
+) -> int:
+    """Build the engine and serve until told to stop."""
+    import uvloop
+
+    from backends.reference.build import BuiltEngine, build_engine
+    from backends.reference.server import Server
+    from backends.reference.service import Service
+    from backends.reference.tokenizer import Tokenizer, load_tokenizer
+    from backends.reference.truth import ArrowTruth, NoTruth
+
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    log.info("settings: %s", settings)
+    tokenizer = load_tokenizer(arguments.model)
+    truth = ArrowTruth(arguments.truth_dir) if arguments.truth_dir else NoTruth()
+    built = build_engine(arguments.model, config, settings, truth)
+
+    async def run(tokenizer: Tokenizer, built: BuiltEngine) -> int:
+        from aiohttp import web
+
+        loop = asyncio.get_running_loop()
+        stopping = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        service = Service(built.engine, truth)
+        facts = settings_as_json(
+            settings,
+            config,
+            attention=built.kv.name,
+            linear=built.model.linear_name,
+            weight_bytes=built.model.num_bytes,
+        )
+        app = Server(service, tokenizer, config, arguments.name, facts).app()
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_TIMEOUT_S)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listener, backlog=4096).start()
+        except OSError as error:
+            raise UsageError(f"Cannot listen on {arguments.host}:{arguments.port}: {error.strerror}.") from error
+        port = listener.getsockname()[1]
+        print(
+            f"ready on http://{arguments.host}:{port} in {time.monotonic() - began:.1f} s "
+            f"(weights {built.weights_s:.1f} s, kv {built.kv_s:.1f} s)",
+            flush=True,
+        )
+        waits = [asyncio.ensure_future(event.wait()) for event in (stopping, service.died)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        log.info("stopping")
+        ended = service.stop(STOP_TIMEOUT_S)
+        await runner.cleanup()
+        if not ended:
+            log.warning("the engine did not end its step within %.1f s", STOP_TIMEOUT_S)
+        return 1 if service.died.is_set() else 0
+
+    code = uvloop.run(run(tokenizer, built))
+    truth.close()
+    log.info("stopped")
+    # A step in progress holds its thread; nothing is left to write, so do not wait for it.
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

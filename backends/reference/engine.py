@@ -1,0 +1,169 @@
+"""The engine: a step is schedule, run, commit. One owner thread runs it; everyone else sends messages."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from backends.reference.messages import Abort, EngineStats, Failed, NewToken, StepOutput, Stop, Submit
+from backends.reference.runner import Runner
+from backends.reference.scheduler import RefusedError, Request, Scheduler, StepPlan
+from backends.reference.truth import NoTruth, TruthLog
+
+log = logging.getLogger(__name__)
+
+Command = Submit | Abort | Stop
+
+
+class Engine:
+    """Scheduler and runner, joined. Not thread-safe: it has one owner."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, truth: TruthLog | None = None) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.truth = truth or NoTruth()
+        self.num_steps = 0
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+
+    def submit(self, message: Submit) -> None:
+        """Queue a request; RefusedError when it can never run."""
+        self.scheduler.add(
+            Request(
+                key=message.key,
+                request_id=message.request_id,
+                tokens=list(message.prompt),
+                max_tokens=message.max_tokens,
+                temperature=message.temperature,
+                seed=message.seed,
+                stop_ids=message.stop_ids,
+            )
+        )
+
+    def abort(self, key: int) -> None:
+        """End a request in any state; unknown and finished ones are left in peace."""
+        self.scheduler.abort(key)
+
+    def step(self) -> list[NewToken]:
+        """Compute one step and return the tokens it made."""
+        start = time.monotonic_ns()
+        plan = self.scheduler.schedule()
+        tokens = self.runner.run(plan.items)
+        sampled = time.monotonic_ns()
+        context = sum(item.end for item in plan.items)
+        advanced = self.scheduler.commit(plan, tokens)
+        self._record(plan, start, sampled, context, advanced)
+        return [
+            NewToken(
+                request.key,
+                request.tokens[-1],
+                request.num_output_tokens - 1,
+                self.num_steps - 1,
+                sampled,
+                request.finish_reason,
+            )
+            for request in advanced
+        ]
+
+    def stats(self) -> EngineStats:
+        """Counts as of now."""
+        scheduler = self.scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            blocks_allocated=scheduler.blocks.num_allocated,
+            tokens_held=scheduler.tokens_held,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            preemptions=scheduler.num_preemptions,
+            steps=self.num_steps,
+        )
+
+    def _record(self, plan: StepPlan, start: int, end: int, context: int, advanced: list[Request]) -> None:
+        """Count the step, and write its composition to the truth log."""
+        scheduler = self.scheduler
+        decodes = [item for item in plan.items if item.is_decode]
+        self.truth.step(
+            self.num_steps,
+            start,
+            end,
+            sum(item.count for item in plan.items) - len(decodes),
+            len(decodes),
+            len(plan.items) - len(decodes),
+            len(scheduler.running),
+            len(scheduler.waiting),
+            len(plan.preempted),
+            context,
+            scheduler.blocks.num_allocated,
+            scheduler.blocks.num_blocks,
+            scheduler.tokens_held,
+        )
+        self.num_steps += 1
+        self._generated_tokens += len(advanced)
+        self._prompt_tokens += sum(r.num_prompt_tokens for r in advanced if r.num_output_tokens == 1)
+
+
+class EngineThread:
+    """The engine's owner. `send` is for any thread; `deliver` is called on the owner's, once a step.
+
+    A request that cannot run is answered with `Failed`. An error in a step is a defect: it ends the thread, after
+    every live request was told and `on_death` was called with it.
+    """
+
+    def __init__(
+        self, engine: Engine, deliver: Callable[[StepOutput], None], on_death: Callable[[Exception], None]
+    ) -> None:
+        self.engine = engine
+        self.stats = engine.stats()
+        self._deliver = deliver
+        self._on_death = on_death
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        """Have a command applied before the next step."""
+        self._inbox.put(command)
+
+    def stop(self, timeout_s: float) -> bool:
+        """End after the step in progress; False when that takes longer than `timeout_s`."""
+        self.send(Stop())
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._apply_commands():
+                tokens = self.engine.step() if self.engine.scheduler.has_work else []
+                self.stats = self.engine.stats()
+                if tokens:
+                    self._deliver(StepOutput(tokens, []))
+        except Exception as error:  # the last stop of a defect: tell everybody, then end
+            log.exception("engine step %d failed", self.engine.num_steps)
+            message = f"The engine failed: {error}"
+            self._deliver(StepOutput([], [Failed(key, message) for key in self.engine.scheduler.live_keys]))
+            self._on_death(error)
+
+    def _apply_commands(self) -> bool:
+        """Apply all commands that are there; wait for one when there is nothing to compute. False on Stop."""
+        while True:
+            try:
+                command = self._inbox.get(block=not self.engine.scheduler.has_work)
+            except queue.Empty:
+                return True
+            if isinstance(command, Stop):
+                return False
+            if isinstance(command, Abort):
+                self.engine.abort(command.key)
+                self.stats = self.engine.stats()
+                continue
+            try:
+                self.engine.submit(command)
+            except RefusedError as error:
+                self._deliver(StepOutput([], [Failed(command.key, str(error))]))

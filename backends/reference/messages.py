@@ -1,0 +1,72 @@
+"""What crosses between the engine's owner thread and everyone else: plain data that could as well cross a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Run a request. `key` is the sender's handle, unique and rising; `request_id` is the client's name for it."""
+
+    key: int
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End a request at the next step boundary. Harmless for unknown and finished ones."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the owner thread; what is in flight is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """One generated token. `index` counts the request's output from 0; `sampled` is monotonic ns."""
+
+    key: int
+    token: int
+    index: int
+    step: int
+    sampled: int
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request ended without (all of) its tokens."""
+
+    key: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Everything one step (or a failure) has for its requests, in one message."""
+
+    tokens: list[NewToken]
+    failed: list[Failed]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counts after a step. Blocks and tokens are the pool's; totals count since start."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_allocated: int = 0
+    tokens_held: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0

@@ -1,0 +1,222 @@
+"""The HTTP server: OpenAI completions, models, health, metrics, settings."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from backends.reference.api import (
+    DEFAULT_MAX_TOKENS,
+    DONE,
+    ApiError,
+    CompletionRequest,
+    CompletionShape,
+    parse_completion,
+)
+from backends.reference.config import ModelConfig
+from backends.reference.metrics import exposition
+from backends.reference.scheduler import RefusedError
+from backends.reference.service import GenerationError, Service, TokenStream
+from backends.reference.tokenizer import Tokenizer
+from results.errors import UsageError
+from results.schema import REQUEST_ID_HEADER
+
+log = logging.getLogger(__name__)
+
+_MAX_BODY_BYTES = 64 * 1024 * 1024
+_SSE_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_JSON = "application/json"
+
+
+class Server:
+    """Handlers over one service. `settings` is what /v1/dyno/settings answers."""
+
+    def __init__(
+        self, service: Service, tokenizer: Tokenizer, config: ModelConfig, name: str, settings: dict[str, Any]
+    ) -> None:
+        self.service = service
+        self.tokenizer = tokenizer
+        self.config = config
+        self.name = name
+        self.settings = settings
+        self.created = int(time.time())
+
+    def app(self) -> web.Application:
+        """The routes."""
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
+        app.router.add_post("/v1/completions", self.completions)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/v1/dyno/settings", self.read_settings)
+        return app
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 while the engine lives."""
+        return web.Response(status=503 if self.service.died.is_set() else 200)
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The one model, with the longest context it is served with."""
+        model = {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "dyno",
+            "max_model_len": self.settings["max_model_len"],
+        }
+        return _json({"object": "list", "data": [model]})
+
+    async def read_settings(self, request: web.Request) -> web.Response:
+        """The settings as used."""
+        return _json(self.settings)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus text."""
+        blocks = self.service.engine.scheduler.blocks
+        text = exposition(
+            self.service.stats,
+            self.name,
+            blocks.block_size,
+            blocks.num_blocks,
+            self.settings["kv_bytes_per_token"],
+            self.settings["weight_bytes"],
+            self.service.finished,
+        )
+        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Run the prompts of one request; streamed or whole."""
+        asked = parse_completion(await request.read(), self.name, self.config.vocab_size)
+        prompts = await self._encode(asked)
+        limits = [self._checked_max_tokens(len(prompt), asked) for prompt in prompts]
+        request_id = request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
+        stop_ids = frozenset() if asked.ignore_eos else frozenset(self.config.eos_token_ids)
+        streams = []
+        try:
+            for number, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True)):
+                own_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
+                streams.append(self.service.submit(own_id, prompt, max_tokens, asked.temperature, asked.seed, stop_ids))
+            answer = _Answer(self, request, asked, CompletionShape(f"cmpl-{request_id}", self.name, asked), prompts)
+            return await (answer.streamed(streams) if asked.stream else answer.whole(streams))
+        finally:
+            for stream in streams:
+                self.service.release(stream)
+
+    async def _encode(self, asked: CompletionRequest) -> list[list[int]]:
+        """Prompts as ids; texts are encoded off the loop, which must stay quick."""
+        prompts = []
+        for prompt in asked.prompts:
+            if isinstance(prompt, str):
+                try:
+                    prompt = await asyncio.to_thread(self.tokenizer.encode, prompt)
+                except UsageError as error:
+                    raise ApiError(400, str(error), "prompt") from error
+            prompts.append(prompt)
+        return prompts
+
+    def _checked_max_tokens(self, num_prompt_tokens: int, asked: CompletionRequest) -> int:
+        """What was asked, or the default as far as there is room; ApiError 400 with the arithmetic."""
+        room = max(self.settings["max_model_len"] - num_prompt_tokens, 1)
+        max_tokens = asked.max_tokens or min(DEFAULT_MAX_TOKENS, room)
+        try:
+            self.service.engine.scheduler.check_admission(num_prompt_tokens, max_tokens)
+        except RefusedError as error:
+            raise ApiError(400, str(error), "max_tokens" if asked.max_tokens else "prompt") from error
+        return max_tokens
+
+
+class _Answer:
+    """One answer being written."""
+
+    def __init__(
+        self,
+        server: Server,
+        request: web.Request,
+        asked: CompletionRequest,
+        shape: CompletionShape,
+        prompts: list[list[int]],
+    ) -> None:
+        self.truth = server.service.truth
+        self.tokenizer = server.tokenizer
+        self.request, self.asked, self.shape, self.prompts = request, asked, shape, prompts
+
+    async def whole(self, streams: list[TokenStream]) -> web.StreamResponse:
+        """All prompts to their end, then one JSON object."""
+        choices: list[dict[str, Any]] = []
+        total = 0
+        try:
+            for index, stream in enumerate(streams):
+                tokens = [token async for tokens in stream for token in tokens]
+                ids = [token.token for token in tokens]
+                text = self.tokenizer.detokenizer(self.prompts[index]).push(ids, last=True)
+                choice = {"index": index, "text": text, "logprobs": None, "finish_reason": tokens[-1].finish_reason}
+                if self.asked.return_token_ids:
+                    choice |= {"token_ids": ids, "prompt_token_ids": self.prompts[index]}
+                choices.append(choice)
+                total += len(ids)
+        except GenerationError as error:
+            raise ApiError(500, str(error)) from error
+        prompt_tokens = sum(len(prompt) for prompt in self.prompts)
+        response = web.Response(body=self.shape.whole(choices, (prompt_tokens, total)), content_type=_JSON)
+        await response.prepare(self.request)
+        await response.write_eof()
+        for stream in streams:
+            stream.written(self.truth)
+        return response
+
+    async def streamed(self, streams: list[TokenStream]) -> web.StreamResponse:
+        """Server-sent events: one for each step and prompt, then usage when asked, then [DONE]."""
+        response = web.StreamResponse(headers=_SSE_HEADERS)
+        await response.prepare(self.request)
+        tasks = [asyncio.ensure_future(self._stream_choice(response, i, stream)) for i, stream in enumerate(streams)]
+        try:
+            total = sum(await asyncio.gather(*tasks))
+            if self.asked.include_usage:
+                used = (sum(len(prompt) for prompt in self.prompts), total)
+                await response.write(self.shape.usage_event(used))
+        except GenerationError as error:
+            await response.write(self.shape.error_event(str(error)))
+        finally:
+            for task in tasks:
+                task.cancel()
+        await response.write(DONE)
+        await response.write_eof()
+        return response
+
+    async def _stream_choice(self, response: web.StreamResponse, index: int, stream: TokenStream) -> int:
+        """Write one prompt's tokens as they come; the number of tokens written."""
+        detokenizer = self.tokenizer.detokenizer(self.prompts[index])
+        count = 0
+        async for tokens in stream:
+            reason = tokens[-1].finish_reason
+            ids = [token.token for token in tokens]
+            count += len(ids)
+            text = detokenizer.push(ids, last=reason is not None)
+            await response.write(self.shape.event(index, text, ids, reason, (stream.num_prompt_tokens, count)))
+            stream.written(self.truth)
+        return count
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Every error in OpenAI's shape."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return web.Response(status=error.status, body=error.body(), content_type=_JSON)
+    except web.HTTPException as error:
+        body = ApiError(error.status, f"{request.method} {request.path}: {error.reason}.").body()
+        return web.Response(status=error.status, body=body, content_type=_JSON)
+
+
+def _json(data: dict[str, Any]) -> web.Response:
+    return web.Response(body=orjson.dumps(data), content_type=_JSON)

@@ -1,0 +1,174 @@
+"""The command line of the server, and how automatic values are resolved."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from backends.reference.config import DTYPES, EngineSettings, ModelConfig
+from results.errors import UsageError
+
+DEFAULT_KV_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ServerArguments:
+    """The command line as typed; None is automatic."""
+
+    model: Path
+    host: str
+    port: int
+    served_model_name: str | None
+    dtype: str
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    kv_cache_tokens: int | None
+    kv_cache_bytes: int | None
+    threads: int | None
+    seed: int
+    load_format: str
+    truth_dir: Path | None
+    log_level: str
+
+    @property
+    def name(self) -> str:
+        """The model's name in the API."""
+        return self.served_model_name or self.model.resolve().name
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise UsageError(f"{message[:1].upper()}{message[1:]}; see --help.")
+
+
+def parse_arguments(argv: list[str] | None) -> ServerArguments:
+    """Read the command line; UsageError names the flag that is wrong."""
+    parser = _Parser(
+        prog="python -m backends.reference",
+        description="The reference engine as an OpenAI-compatible server.",
+        epilog="example: python -m backends.reference ~/models/smollm2-135m --port 8000 --kv-cache-tokens 32768",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL_DIR", help="Hugging Face model folder")
+    add("--host", default="127.0.0.1", help="address to listen on")
+    add("--port", type=_port, default=8000, help="port to listen on; 0 takes a free one and prints it")
+    add("--served-model-name", metavar="NAME", help="name in the API (default: the folder's)")
+    add(
+        "--dtype", choices=("auto", *DTYPES), default="auto", help="of weights, activations and KV; auto is the model's"
+    )
+    add("--max-model-len", type=_positive, help="longest prompt + output (default: the model's, or what the KV holds)")
+    add("--max-num-seqs", type=_positive, default=256, help="requests in a step at most")
+    add("--max-num-batched-tokens", type=_positive, default=2048, help="tokens in a step at most")
+    add("--block-size", type=_positive, default=16, help="tokens in a KV block")
+    pool = parser.add_mutually_exclusive_group()
+    pool.add_argument("--kv-cache-tokens", type=_positive, help="size of the KV pool in tokens")
+    pool.add_argument("--kv-cache-bytes", type=_positive, help="size of the KV pool in bytes")
+    add("--threads", type=_positive, help="compute threads (default: the cores this process may use)")
+    add("--seed", type=int, default=0, help="for dummy weights and for requests without a seed")
+    add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy draws weights from N(0, 0.02)")
+    add("--truth-dir", type=Path, metavar="DIR", help="write the truth log (token stamps, step composition) there")
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="of the log on stderr")
+    return ServerArguments(**vars(parser.parse_args(argv)))
+
+
+def resolve(arguments: ServerArguments, config: ModelConfig) -> EngineSettings:
+    """Every automatic value made definite. UsageError when the pool cannot hold what it must, with the numbers."""
+    dtype = config.dtype if arguments.dtype == "auto" else arguments.dtype
+    if dtype not in DTYPES:
+        raise UsageError(f"The model's dtype {dtype} is not supported; choose --dtype {', '.join(DTYPES)}.")
+    model_len = arguments.max_model_len or config.max_position
+    if model_len > config.max_position:
+        raise UsageError(f"--max-model-len {model_len} is more than the model's {config.max_position} positions.")
+    per_token = config.kv_bytes_per_token(dtype)
+    tokens = _pool_tokens(arguments, model_len, per_token)
+    tokens = tokens // arguments.block_size * arguments.block_size
+    if tokens < 1:
+        raise UsageError(
+            f"The KV pool holds less than one block of {arguments.block_size} tokens "
+            f"({arguments.block_size * per_token} bytes at {per_token} bytes a token); raise --kv-cache-tokens."
+        )
+    if tokens < model_len:
+        if arguments.max_model_len:
+            raise UsageError(
+                f"The KV pool holds {tokens} tokens, fewer than one request of --max-model-len {model_len}; "
+                f"raise --kv-cache-tokens to at least {_round_up(model_len, arguments.block_size)} or lower "
+                "--max-model-len."
+            )
+        model_len = tokens
+    available = psutil.virtual_memory().available
+    if tokens * per_token > available:
+        raise UsageError(
+            f"The KV pool of {tokens} tokens needs {tokens * per_token} bytes, but {available} bytes of memory are "
+            "available; lower --kv-cache-tokens."
+        )
+    return EngineSettings(
+        dtype=dtype,
+        max_model_len=model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        block_size=arguments.block_size,
+        kv_cache_tokens=tokens,
+        threads=arguments.threads or len(os.sched_getaffinity(0)),
+        seed=arguments.seed,
+        load_format=arguments.load_format,
+    )
+
+
+def _pool_tokens(arguments: ServerArguments, model_len: int, per_token: int) -> int:
+    """The asked size; else what all requests at their longest would need, but no more than 1 GiB."""
+    if arguments.kv_cache_tokens:
+        return arguments.kv_cache_tokens
+    if arguments.kv_cache_bytes:
+        return arguments.kv_cache_bytes // per_token
+    longest = _round_up(model_len, arguments.block_size)
+    return min(DEFAULT_KV_BYTES // per_token, arguments.max_num_seqs * longest)
+
+
+def settings_as_json(
+    settings: EngineSettings, config: ModelConfig, *, attention: str, linear: str, weight_bytes: int
+) -> dict[str, Any]:
+    """The answer of /v1/dyno/settings: what is used, not what was asked."""
+    import torch
+
+    return {
+        **asdict(settings),
+        "kv_dtype": settings.dtype,
+        "kv_bytes_per_token": config.kv_bytes_per_token(settings.dtype),
+        "num_blocks": settings.num_blocks,
+        "weight_bytes": weight_bytes,
+        "architecture": config.architecture,
+        "attention": attention,
+        "linear": linear,
+        "device": "cpu",
+        "scheduler": "fcfs",
+        "chunked_prefill": True,
+        "prefix_caching": False,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"must be 0 to 65535, not {value}")
+    return value
