@@ -2,7 +2,21 @@
 
 from harness.models.errors import ModelFetchError, ModelFolderError
 from harness.models.known import KNOWN, Fetched, fetch
+from harness.models.planning import FoundConfig, find_config, vocabulary
 from harness.models.resolve import ModelRef, open_folder, resolve_model
+from workloads.base import Vocabulary
 
-__all__ = ["KNOWN", "Fetched", "ModelFetchError", "ModelFolderError", "ModelRef", "fetch", "open_folder",
-           "resolve_model"]  # fmt: skip
+__all__ = [
+    "KNOWN",
+    "Fetched",
+    "FoundConfig",
+    "ModelFetchError",
+    "ModelFolderError",
+    "ModelRef",
+    "Vocabulary",
+    "fetch",
+    "find_config",
+    "open_folder",
+    "resolve_model",
+    "vocabulary",
+]

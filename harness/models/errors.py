@@ -7,7 +7,7 @@ from pathlib import Path
 
 from results.errors import EnvironmentProblemError, UsageError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ModelFetchError(EnvironmentProblemError):
@@ -21,7 +21,7 @@ class ModelFolderError(UsageError):
 def disk_problem(error: OSError, folder: Path, doing: str) -> ModelFetchError:
     """The typed form of an OSError met while writing into the cache."""
     reason = error.strerror or str(error)
-    if error.errno in _FULL:
+    if error.errno in DISK_FULL:
         step = f"Free some space under {folder}, or set XDG_CACHE_HOME to a folder on a larger disk, and run it again."
         return ModelFetchError(f"No room while {doing} ({reason}). {step}")
     step = "Check that the folder can be written, or set XDG_CACHE_HOME to one that can."

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.models import cache, smollm2, tiny
 from harness.models.cache import Manifest, Origin, Say
+from harness.models.errors import ModelFetchError
 from results.errors import UnknownNameError, UsageError
 
 
@@ -96,5 +97,5 @@ def fetch(
         cache.build(root, name, model.recipe, make, lambda: problem() is None)
     manifest = cache.read_manifest(folder)
     if manifest is None:
-        raise cache.ModelFetchError(f"{folder} vanished while it was being used. Run the command again.")
+        raise ModelFetchError(f"{folder} vanished while it was being used. Run the command again.")
     return Fetched(folder, manifest, built)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.models.errors import ModelFolderError
-from harness.models.known import KNOWN, Say, fetch, to_stderr
-from harness.models.smollm2 import hub_offline
+from harness.models import hub
+from harness.models.cache import Say
+from harness.models.errors import ModelFetchError, ModelFolderError
+from harness.models.known import KNOWN, fetch, to_stderr
+from results import model_configs
 from results.errors import UnknownNameError
-
-_HUB_PATTERNS = ["*.json", "*.safetensors", "tokenizer*", "*.jinja"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ def resolve_model(name_or_path: str | Path, *, root: Path | None = None, say: Sa
     UnknownNameError, ModelFetchError.
     """
     text = str(name_or_path)
-    if isinstance(name_or_path, str) and text in KNOWN:
-        return open_folder(text, fetch(text, root=root, say=say).folder)
+    if isinstance(name_or_path, str) and text.lower() in KNOWN:
+        return open_folder(text.lower(), fetch(text.lower(), root=root, say=say).folder)
     try:
         path = Path(text).expanduser()
         exists = path.exists()
@@ -42,11 +42,16 @@ def resolve_model(name_or_path: str | Path, *, root: Path | None = None, say: Sa
     if text and exists:
         return open_folder(text, path.resolve())
     if isinstance(name_or_path, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1:
-        raise ModelFolderError(
-            f"There is no model folder {path} (looked at {path.absolute()}). Give a folder with config.json and "
-            f"*.safetensors, a Hub id, or one of: {', '.join(KNOWN)}."
-        )
+        raise no_such_folder(path)
     return _from_hub(text, say)
+
+
+def no_such_folder(path: Path) -> ModelFolderError:
+    """What looks like a path and is none."""
+    return ModelFolderError(
+        f"There is no model folder {path} (looked at {path.absolute()}). Give a folder with config.json and "
+        f"*.safetensors, a Hub id, or one of: {', '.join(KNOWN)}."
+    )
 
 
 def open_folder(name: str, folder: Path) -> ModelRef:
@@ -120,28 +125,23 @@ def _check_safetensors(path: Path) -> None:
 
 def _from_hub(model_id: str, say: Say) -> ModelRef:
     """A Hub id: the local Hugging Face cache first, then, unless that is forbidden, a download."""
-    import huggingface_hub
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HFValidationError
-
-    searched = constants.HF_HUB_CACHE
-    try:
-        return open_folder(model_id, Path(huggingface_hub.snapshot_download(model_id, local_files_only=True)))
-    except HFValidationError as error:
-        raise UnknownNameError("model", model_id, KNOWN, "A local folder or a Hub id is accepted as well.") from error
-    except FileNotFoundError:  # LocalEntryNotFoundError: not in the cache
-        pass
+    accepted = "A local folder or a Hub id is accepted as well."
+    if not hub.is_id(model_id):
+        raise UnknownNameError("model", model_id, KNOWN, accepted)
+    if (snapshot := hub.cached_snapshot(model_id)) is not None:
+        try:
+            return open_folder(model_id, snapshot)
+        except ModelFolderError:  # only some of its files: a download may complete it
+            if hub.offline():
+                raise
+    searched = f"in {Path.cwd()} and in the Hugging Face cache {hub.cache_folder()}"
     if "/" not in model_id:
-        hint = f"There is no such folder in {Path.cwd()} either, and no such model in {searched}."
-        raise UnknownNameError("model", model_id, KNOWN, f"{hint} A local folder or a Hub id is accepted as well.")
-    fix = f"Where there is a network: hf download {model_id}. Or give a local folder, or one of: {', '.join(KNOWN)}."
-    where = f"{model_id} is neither a folder in {Path.cwd()} nor in the Hugging Face cache {searched}"
-    if hub_offline():
-        raise ModelFolderError(f"{where}, and HF_HUB_OFFLINE is set, so the Hub was not asked. {fix}")
-    say(f"Downloading {model_id} from {constants.ENDPOINT} ...")
-    try:
-        path = huggingface_hub.snapshot_download(model_id, allow_patterns=_HUB_PATTERNS, etag_timeout=5)
-    except Exception as error:  # the client raises its own, httpx's, OSError and ValueError alike
-        words = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ModelFolderError(f"{where}, and the Hub did not give it ({words}). {fix}") from error
-    return open_folder(model_id, Path(path))
+        shipped = "`dyno kv` knows its shape, but this needs its weights. " if model_id in model_configs.names() else ""
+        raise UnknownNameError("model", model_id, KNOWN, f"{shipped}Looked {searched}. {accepted}")
+    if reason := hub.why_not():
+        raise ModelFetchError(
+            f"{model_id} was not found (looked {searched}), and {reason}. Where there is a network: `hf download "
+            f"{model_id}`. Or give a local folder, or one of: {', '.join(KNOWN)}."
+        )
+    say(f"Downloading {model_id} from the Hub ...")
+    return open_folder(model_id, hub.download(model_id))

