@@ -1,0 +1,174 @@
+"""One cell: warm up with the same shape, drive the load, watch the server, and commit what was measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+
+from backends.base import CompletionRequest
+from harness.experiment import BatchLoad, Cell, ConcurrencyLoad, Experiment
+from harness.load.plan import LoadPlan, anti_lock_lengths, build_plan
+from harness.load.process import LoadProcess, LoadResult
+from harness.observer import CellProgress, Observer
+from harness.session import Session
+from results.clock import now_ns
+from results.errors import DynoError
+from results.events import write_table
+from results.records import CellRecord, Fault
+from results.schema import SAMPLES
+from results.store import RunWriter
+from workloads.base import PlannedRequest, Vocabulary, request_seed
+
+# How often the parent looks at its children. The clients' stamps do not depend on it.
+_POLL_S = 0.1
+_WARMUP_OUTPUT = 8
+
+
+class CellInterruptedError(DynoError):
+    """Ctrl-C while a cell ran: what it measured is set aside, and the cell is run anew next time."""
+
+    exit_code = 130
+
+
+def planned_requests(cell: Cell, vocabulary: Vocabulary) -> list[PlannedRequest]:
+    """The requests of a cell: the same for every engine, since the engine is no part of the seed."""
+    seed = request_seed(cell.seed, cell.workload.model_dump(mode="json"), cell.load.model_dump(mode="json"), cell.block)
+    requests = cell.workload.requests(cell.load.requests, seed, vocabulary)
+    if isinstance(cell.load, ConcurrencyLoad):
+        outputs = anti_lock_lengths([r.output_len for r in requests], cell.load.concurrency, seed)
+        requests = [PlannedRequest(r.prompt, length) for r, length in zip(requests, outputs, strict=True)]
+    return requests
+
+
+def warmup_requests(cell: Cell, vocabulary: Vocabulary) -> list[PlannedRequest]:
+    """One request for each that is in flight at once, of the same input lengths and other prompts, with short outputs."""
+    seed = request_seed(cell.seed, "warm-up", cell.id)
+    requests = cell.workload.requests(min(cell.load.value, cell.load.requests), seed, vocabulary)
+    return [PlannedRequest(r.prompt, min(r.output_len, _WARMUP_OUTPUT)) for r in requests]
+
+
+def run_cell(
+    cell: Cell, session: Session, experiment: Experiment, store: RunWriter, vocabulary: Vocabulary, observer: Observer
+) -> CellRecord:
+    """Run and commit one cell. A server that dies makes it a cell with that fault, not an error.
+
+    Raises CellInterruptedError on Ctrl-C (files set aside), StoreError when the disk does not take it.
+    """
+    observer.cell_started(cell)
+    folder = store.begin_cell(cell.id)
+    faults: list[Fault] = []
+    warm = warmup_requests(cell, vocabulary)
+    warm_load = BatchLoad(batch=len(warm), waves=1)
+    _drive(
+        cell,
+        _plan(cell, session, experiment, warm, warm_load, "w"),
+        session,
+        folder / "warmup",
+        faults,
+        observer,
+        show=False,
+    )
+    if not faults:
+        plan = _plan(cell, session, experiment, planned_requests(cell, vocabulary), cell.load, "r")
+        try:
+            result = _drive(cell, plan, session, folder, faults, observer, show=True)
+        except CellInterruptedError:
+            store.set_aside(cell.id, "interrupted")
+            raise
+    else:
+        result = LoadResult.empty(folder, now_ns())
+    write_table(folder / "samples.parquet", SAMPLES, session.sampler.between(result.started, result.ended))
+    record = CellRecord(
+        id=cell.id,
+        engine=cell.engine.label,
+        backend=session.backend.name,
+        model=cell.model,
+        session=session.record.id,
+        block=cell.block,
+        seed=cell.seed,
+        workload=cell.workload.model_dump(mode="json"),
+        load=cell.load.model_dump(mode="json"),
+        started=result.started,
+        ended=result.ended,
+        client=result.client,
+        faults=faults,
+    )
+    store.commit_cell(record)
+    return record
+
+
+def _plan(
+    cell: Cell,
+    session: Session,
+    experiment: Experiment,
+    requests: Sequence[PlannedRequest],
+    load: BatchLoad | ConcurrencyLoad,
+    prefix: str,
+) -> LoadPlan:
+    bodies = [
+        orjson.dumps(
+            session.backend.completion_body(
+                CompletionRequest(session.served_name, r.prompt, r.output_len, temperature=cell.temperature, seed=index)
+            )
+        )
+        for index, r in enumerate(requests)
+    ]
+    return build_plan(
+        load,
+        url=session.url,
+        ids=[f"{cell.id}-{prefix}{index}" for index in range(len(requests))],
+        bodies=bodies,
+        input_tokens=[len(r.prompt) for r in requests],
+        output_tokens=[r.output_len for r in requests],
+        timeouts=experiment.timeouts,
+        api_key_env=session.backend.api_key_env(),
+        ignore_eos=session.backend.capabilities.ignore_eos,
+    )
+
+
+def _drive(
+    cell: Cell,
+    plan: LoadPlan,
+    session: Session,
+    out_dir: Path,
+    faults: list[Fault],
+    observer: Observer,
+    show: bool,
+) -> LoadResult:
+    """Run one load to its end, or until the server is gone (then a fault is noted and what was measured is kept)."""
+    out_dir.mkdir(exist_ok=True)
+    load = LoadProcess.start(plan, out_dir)
+    try:
+        while load.alive():
+            if progress := load.poll():
+                if show:
+                    observer.cell_progress(
+                        cell,
+                        CellProgress(
+                            done=progress.done,
+                            total=len(plan.requests),
+                            in_flight=progress.in_flight,
+                            failed=progress.failed,
+                            tokens=progress.tokens,
+                            elapsed_s=progress.elapsed_s,
+                            server=session.sampler.latest(),
+                        ),
+                    )
+            elif not session.server.alive():
+                faults.append(Fault("server_died", session.why_dead()))
+                session.deaths += 1
+                load.stop()
+                break
+            else:
+                time.sleep(_POLL_S)
+        return load.wait()
+    except KeyboardInterrupt:
+        load.stop()
+        load.wait()
+        raise CellInterruptedError("Interrupted.") from None
+    except BaseException:
+        load.kill()
+        raise

@@ -1,0 +1,5 @@
+"""`python -m harness.cli` is `dyno`."""
+
+from harness.cli import main
+
+main()

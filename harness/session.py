@@ -1,0 +1,286 @@
+"""A session: one server's life as the harness sees it, from launch (or attachment) to the last pid gone."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from backends.base import Backend, LaunchContext, Resolved, get_backend
+from backends.failures import classify
+from backends.http_probe import ProbeError, get
+from backends.process import ServerProcess, free_port, public_argv, public_environment
+from harness.experiment import Cell, EngineSpec, Experiment
+from harness.models import ModelRef
+from harness.observer import Observer
+from harness.telemetry.process import SamplerProcess
+from harness.telemetry.sampler import SamplerConfig
+from results.clock import NS_PER_S, now_ns
+from results.errors import EngineError, UsageError
+from results.records import SessionRecord
+from results.store import RunWriter
+from results.truth import seal
+
+HOST = "127.0.0.1"
+# What of an engine's resolved settings may differ between two sessions of one run without making them unlike.
+_VOLATILE_SETTINGS = frozenset({"url", "port"})
+
+
+class Server(Protocol):
+    """The part of a server's supervision a session needs."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def exit_code(self) -> int | None: ...
+
+    def alive(self) -> bool: ...
+
+    def stop(self) -> int | None: ...
+
+
+class AttachedServer:
+    """A server somebody else started: nothing to supervise, nothing to stop."""
+
+    pid: int | None = None
+    exit_code: int | None = None
+
+    def alive(self) -> bool:
+        return True
+
+    def stop(self) -> int | None:
+        return None
+
+
+class Session:
+    """An open session. Use `open_session`, then `close` exactly once."""
+
+    def __init__(
+        self,
+        record: SessionRecord,
+        folder: Path,
+        backend: Backend,
+        served_name: str,
+        server: Server,
+        sampler: SamplerProcess,
+    ) -> None:
+        self.record, self.folder, self.backend = record, folder, backend
+        self.served_name, self.server, self.sampler = served_name, server, sampler
+        self.deaths = 0
+
+    @property
+    def url(self) -> str:
+        return self.record.url
+
+    def serves(self, cell: Cell) -> bool:
+        """Whether that cell belongs to this server's life."""
+        return self.record.engine == cell.engine.label and self.record.block == cell.block and self.server.alive()
+
+    def why_dead(self) -> str:
+        """The end of a server that died by itself, in words, with the likely cause from its log."""
+        code = self.server.exit_code
+        failure = classify(read_log(self.folder), code, self.backend.failures)
+        self.record.failure = {"class": failure.failure, "evidence": failure.evidence, "advice": failure.advice}
+        return (
+            f"exit code {code}: {failure.words}; {failure.evidence}"
+            if failure.evidence
+            else f"exit code {code}: {failure.words}"
+        )
+
+    def close(self, store: RunWriter) -> None:
+        """Stop the sampler and the server, seal the truth log, and write the record's last form."""
+        self.sampler.stop()
+        died = not self.server.alive()
+        self.record.exit_code = self.server.stop()
+        if died and self.record.failure is None:
+            self.why_dead()
+        self.record.ended = self.record.timeline["ended"] = now_ns()
+        seal(self.folder)
+        store.write_session(self.record)
+
+
+def open_session(
+    engine: EngineSpec, block: int, experiment: Experiment, store: RunWriter, model: ModelRef | None, observer: Observer
+) -> Session:
+    """Launch the engine's server (or attach to it), wait until it is ready, and read back how it is set.
+
+    Raises EngineError (did not start, does not answer, does not serve the model) and UsageError (a setting that cannot be
+    honoured, lengths the server refuses, another fingerprint than the run's earlier sessions). The session's folder keeps
+    the log and the record whatever happens.
+    """
+    backend = get_backend(engine.backend)
+    session_id, folder = store.new_session(engine.label, block)
+    log = folder / "server.log"
+    record = SessionRecord(
+        id=session_id,
+        engine=engine.label,
+        backend=backend.name,
+        block=block,
+        model=experiment.model,
+        url="",
+        asked=engine.settings.asked(),
+        timeline={"spawn": now_ns()},
+    )
+    observer.session_starting(engine.label, block, str(log))
+    server: Server = AttachedServer()
+    sampler: SamplerProcess | None = None
+    try:
+        if backend.capabilities.launches:
+            server = _launch(backend, engine, experiment, model, record, folder)
+        else:
+            record.url = (engine.url or "").rstrip("/")
+        ready_after = _wait_ready(backend, server, record, experiment, observer)
+        documents = fetch_documents(backend, record.url)
+        served_name = backend.served_name(experiment.model, documents)
+        resolved = backend.resolved_settings(engine.settings, documents, read_log(folder))
+        record.settings = {name: asdict(value) for name, value in resolved.items()}
+        record.versions = backend.versions(documents, read_log(folder))
+        record.fingerprint = fingerprint(record, resolved)
+        _refuse_other_fingerprint(store, record)
+        refuse_too_long(experiment, engine.label, resolved.get("max_model_len"))
+        sampler = _start_sampler(backend, server, record, experiment, folder)
+        store.write_session(record)
+    except BaseException as error:
+        if sampler is not None:
+            sampler.stop()
+        record.exit_code = server.stop()
+        record.ended = record.timeline["ended"] = now_ns()
+        record.failure = {"class": type(error).__name__, "evidence": str(error), "advice": ""}
+        store.write_session(record)
+        raise
+    observer.session_ready(engine.label, ready_after)
+    return Session(record, folder, backend, served_name, server, sampler)
+
+
+def _launch(
+    backend: Backend,
+    engine: EngineSpec,
+    experiment: Experiment,
+    model: ModelRef | None,
+    record: SessionRecord,
+    folder: Path,
+) -> ServerProcess:
+    if model is None:
+        raise UsageError(f"Engine {engine.label!r} launches a server, so it needs a model: name one with --model.")
+    port = free_port(HOST)
+    context = LaunchContext(
+        model=model.folder,
+        served_name=experiment.model,
+        settings=engine.settings,
+        session_dir=folder.resolve(),
+        host=HOST,
+        port=port,
+        command=backend.command(engine.command),
+        options=engine.options,
+        env=engine.env,
+    )
+    plan = backend.launch_plan(context)
+    record.argv, record.env = public_argv(plan.argv), public_environment({**plan.env, **engine.env})
+    record.files = [str(path) for path in plan.files]
+    record.url = f"http://{HOST}:{port}"
+    return ServerProcess.start(plan, folder / "server.log", grace_s=experiment.timeouts.stop_s)
+
+
+def _wait_ready(
+    backend: Backend, server: Server, record: SessionRecord, experiment: Experiment, observer: Observer
+) -> float:
+    def tick(elapsed_s: float) -> None:
+        observer.session_waiting(record.engine, elapsed_s)
+
+    start = record.timeline["spawn"]
+    if isinstance(server, ServerProcess):
+        server.wait_ready(
+            record.url, backend.ready_path, experiment.timeouts.ready_s, on_tick=tick, patterns=backend.failures
+        )
+    else:
+        backend.check_attached(record.url, experiment.timeouts.connect_s)
+    record.timeline["ready"] = now_ns()
+    return (record.timeline["ready"] - start) / NS_PER_S
+
+
+def _start_sampler(
+    backend: Backend, server: Server, record: SessionRecord, experiment: Experiment, folder: Path
+) -> SamplerProcess:
+    config = SamplerConfig(
+        out=str(folder / "samples.jsonl"),
+        interval_s=experiment.sample_interval_s,
+        root_pid=server.pid,
+        url=record.url,
+        metrics_path=backend.metrics_path if backend.capabilities.server_metrics else None,
+        rules=tuple((rule.neutral, rule.names) for rule in backend.metrics),
+        key_env=backend.api_key_env(),
+    )
+    return SamplerProcess(config, folder / "sampler.log")
+
+
+def fetch_documents(backend: Backend, url: str) -> dict[str, Any]:
+    """What the server tells of itself: each of the backend's settings paths as JSON, or as text where it is not JSON."""
+    documents: dict[str, Any] = {}
+    for path in backend.settings_paths():
+        try:
+            status, body = get(url, path, timeout_s=10, key_env=backend.api_key_env())
+        except ProbeError:
+            continue
+        if status == 200:
+            try:
+                documents[path] = json.loads(body)
+            except ValueError:
+                documents[path] = body.decode("utf-8", "replace")
+    return documents
+
+
+def read_log(folder: Path) -> str:
+    """The server's log so far, whatever bytes it holds; empty for a server that is not ours."""
+    path = folder / "server.log"
+    return path.read_bytes().decode("utf-8", "replace") if path.exists() else ""
+
+
+def fingerprint(record: SessionRecord, resolved: dict[str, Resolved]) -> dict[str, Any]:
+    """What two sessions of an engine must share to be blocks of one run."""
+    return {
+        "backend": record.backend,
+        "versions": record.versions,
+        "settings": {k: v.value for k, v in sorted(resolved.items()) if k not in _VOLATILE_SETTINGS},
+        "machine": platform.machine(),
+        "node": platform.node(),
+    }
+
+
+def _refuse_other_fingerprint(store: RunWriter, record: SessionRecord) -> None:
+    """Raise UsageError where an earlier session of this engine in this run was another thing under the same label."""
+    for earlier in store.sessions():
+        if earlier["engine"] != record.engine or not earlier.get("fingerprint"):
+            continue
+        before, now = earlier["fingerprint"], json.loads(json.dumps(record.fingerprint))
+        if before != now:
+            parts = [
+                f"{k}: {before.get(k)} before, {now.get(k)} now"
+                for k in sorted({*before, *now})
+                if before.get(k) != now.get(k)
+            ]
+            raise UsageError(
+                f"Engine {record.engine!r} is not what it was in session {earlier['id']} of this run ({'; '.join(parts)}). Cells of "
+                "two different engines do not belong under one label: measure into a new run with --out."
+            )
+
+
+def refuse_too_long(experiment: Experiment, engine: str, max_model_len: Resolved | None) -> None:
+    """Raise UsageError where a prompt with its output cannot fit, with both numbers."""
+    if max_model_len is None or max_model_len.value is None:
+        return
+    limit = int(max_model_len.value)
+    for workload in experiment.workloads:
+        if workload.longest > limit:
+            raise UsageError(
+                f"{workload.input_len.longest} prompt tokens and {workload.output_len.longest} output tokens make {workload.longest}, "
+                f"more than the {limit} that engine {engine!r} takes. Ask for shorter --input-len or --output-len."
+            )
+
+
+def require_server(session: Session) -> None:
+    """Raise EngineError when the server is gone."""
+    if not session.server.alive():
+        raise EngineError(f"The server of engine {session.record.engine!r} is gone ({session.why_dead()}).")

@@ -1,0 +1,78 @@
+"""The host while an engine runs: CPU of the whole machine, CPU time and resident memory of the server's process tree."""
+
+from __future__ import annotations
+
+import psutil
+
+from harness.telemetry.sample import Sample
+from results.clock import now_ns
+
+# Walking the process tree costs milliseconds; workers of an engine come and go with its start, not with requests.
+_TREE_REFRESH_NS = 2_000_000_000
+
+
+class HostSampler:
+    """Samples the machine and, where the server runs on it, the tree under `root_pid`."""
+
+    source = "host"
+
+    def __init__(self, root_pid: int | None) -> None:
+        self._root = root_pid
+        self._tree: list[psutil.Process] = []
+        self._tree_read = 0
+        # CPU time of processes that have left the tree stays counted: the sum must never fall.
+        self._seen_cpu: dict[tuple[int, float], float] = {}
+        self._last_cpu = psutil.cpu_times()
+        self._last_t = now_ns()
+
+    def sample(self) -> list[Sample]:
+        """One reading of everything; never raises for processes that come and go."""
+        return [self._machine(), *self._server()]
+
+    def _machine(self) -> Sample:
+        t, cpu = now_ns(), psutil.cpu_times()
+        busy, total = _busy_and_total(cpu)
+        busy0, total0 = _busy_and_total(self._last_cpu)
+        t0, self._last_t, self._last_cpu = self._last_t, t, cpu
+        if total <= total0:
+            return Sample(self.source, "host_cpu_fraction", t0, t, None, "no CPU time passed between two readings")
+        return Sample(self.source, "host_cpu_fraction", t0, t, (busy - busy0) / (total - total0))
+
+    def _server(self) -> list[Sample]:
+        names = ("server_cpu_s", "server_rss_bytes")
+        if self._root is None:
+            return [Sample.gauge(self.source, n, None, "the server was not started by this run") for n in names]
+        t = now_ns()
+        if t - self._tree_read > _TREE_REFRESH_NS:
+            self._tree, self._tree_read = _tree(self._root), t
+        rss, alive = 0, 0
+        for process in self._tree:
+            try:
+                with process.oneshot():
+                    times = process.cpu_times()
+                    rss += process.memory_info().rss
+                    self._seen_cpu[(process.pid, process.create_time())] = times.user + times.system
+                    alive += 1
+            except psutil.Error:
+                continue
+        if not alive:
+            return [Sample.gauge(self.source, n, None, "no process of the server is alive") for n in names]
+        return [
+            Sample(self.source, names[0], t, t, sum(self._seen_cpu.values())),
+            Sample(self.source, names[1], t, t, float(rss)),
+        ]
+
+
+def _busy_and_total(times: object) -> tuple[float, float]:
+    fields: dict[str, float] = times._asdict()  # type: ignore[attr-defined]  # psutil's named tuple differs by system
+    # guest time is already inside user time on Linux.
+    total = sum(v for k, v in fields.items() if k not in ("guest", "guest_nice"))
+    return total - fields.get("idle", 0.0) - fields.get("iowait", 0.0), total
+
+
+def _tree(root_pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(root_pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []

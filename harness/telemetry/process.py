@@ -1,0 +1,82 @@
+"""The sampler as the runner sees it: a child that starts, is read by interval, and may die without ending the run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness.telemetry.sampler import SamplerConfig
+from results.schema import SAMPLES
+
+
+class SamplerProcess:
+    """Owns the sampling child of one session. Absent samples are a reason on the cell, never an error of the run."""
+
+    def __init__(self, config: SamplerConfig, stderr_path: Path) -> None:
+        self._path = Path(config.out)
+        with stderr_path.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "harness.telemetry.sampler"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                text=True,
+            )
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(asdict(config)) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # It died at once: `alive` says so, and its samples are absent.
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def between(self, t0: int, t1: int) -> dict[str, list[Any]]:
+        """Columns of `results.schema.SAMPLES`: every sample whose interval touches [t0, t1]."""
+        rows = [row for row in self._rows() if row[4] >= t0 and row[3] <= t1]
+        if not self.alive:
+            rows.append(
+                ["sampler", "alive", None, t0, t1, None, f"the sampler ended with code {self._process.returncode}"]
+            )
+        return columns(rows)
+
+    def latest(self) -> dict[str, float | None]:
+        """The newest value of each metric, for the live view: from the file's tail, however long the session."""
+        return {row[1]: row[5] for row in self._rows(tail_bytes=8192)}
+
+    def stop(self, timeout_s: float = 10) -> None:
+        """End the child; a hung one is killed."""
+        try:
+            self._process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+    def _rows(self, tail_bytes: int | None = None) -> list[list[Any]]:
+        try:
+            with self._path.open("rb") as file:
+                if tail_bytes is not None:
+                    file.seek(max(0, self._path.stat().st_size - tail_bytes))
+                    if file.tell():
+                        file.readline()  # Most likely not a whole one.
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]  # The last line may be half written.
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def columns(rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+    """Rows in schema order as columns by name."""
+    return {name: [row[i] for row in rows] for i, name in enumerate(SAMPLES.names)}

@@ -1,0 +1,104 @@
+"""The sampler's own process: `python -m harness.telemetry.sampler`, its configuration as one JSON line on stdin.
+
+It lives as long as a session and appends rows to a file as it goes, so that whatever kills it, or the harness, what was
+sampled before is there. The end of stdin means: stop. Host and server are sampled by a thread each, so that a server
+that does not answer leaves no hole in the host's series.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, Any
+
+from backends.base import MetricRule
+from harness.telemetry.host import HostSampler
+from harness.telemetry.sample import Sample
+from harness.telemetry.server import ServerSampler
+from results.clock import NS_PER_S, now_ns
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerConfig:
+    """`server` is null where the server offers no metrics. `interval_s` is the aim; a slow read delays the next."""
+
+    out: str
+    interval_s: float
+    root_pid: int | None
+    url: str | None = None
+    metrics_path: str | None = None
+    rules: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    key_env: str | None = None
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> SamplerConfig:
+        rules = tuple((neutral, tuple(names)) for neutral, names in data.pop("rules", ()))
+        return cls(rules=rules, **data)
+
+
+class _Writer:
+    """Appends samples as JSON lines, whole lines only, from several threads."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file, self._lock = file, threading.Lock()
+
+    def write(self, samples: list[Sample]) -> None:
+        text = "".join(json.dumps(s.row(), separators=(",", ":")) + "\n" for s in samples)
+        with self._lock:
+            self._file.write(text)
+            self._file.flush()
+
+
+def sample_until(stop: threading.Event, interval_s: float, read: Callable[[], list[Sample]], writer: _Writer) -> None:
+    """Read on an absolute timeline (no drift); after a read that ran over, skip to the next due instant."""
+    step = int(interval_s * NS_PER_S)
+    due = now_ns()
+    while True:
+        writer.write(read())
+        due = max(due + step, now_ns())
+        if stop.wait((due - now_ns()) / NS_PER_S):
+            writer.write(read())
+            return
+
+
+def main() -> int:
+    """Sample until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides; Ctrl-C reaches the whole foreground group.
+    _die_with_parent()
+    config = SamplerConfig.from_json(json.loads(sys.stdin.readline()))
+    stop = threading.Event()
+    with open(config.out, "a", encoding="utf-8") as file:
+        writer = _Writer(file)
+        readers = [HostSampler(config.root_pid).sample]
+        if config.url and config.metrics_path and config.rules:
+            rules = [MetricRule(neutral, names) for neutral, names in config.rules]
+            timeout_s = max(1.0, config.interval_s)
+            server = ServerSampler(config.url, config.metrics_path, rules, config.key_env, timeout_s)
+            readers.append(server.sample)
+        threads = [
+            threading.Thread(target=sample_until, args=(stop, config.interval_s, read, writer), daemon=True)
+            for read in readers
+        ]
+        for thread in threads:
+            thread.start()
+        while sys.stdin.readline():
+            pass
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=5)
+    return 0
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

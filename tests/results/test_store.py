@@ -1,0 +1,178 @@
+"""The store: a commit is whole or not there, a run is one experiment's, and one process writes it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results import files
+from results.errors import StoreError, UsageError
+from results.records import CellRecord, Fault, SessionRecord
+from results.store import CELL_FILES, RunStore, RunWriter, find_runs
+
+EXPERIMENT = "model: m\nseed: 0\nengines: [{label: a}]\n"
+MANIFEST: dict[str, Any] = {"host": {}, "start": {"command": ["dyno"], "wall_ns": 1, "monotonic_ns": 2}}
+
+
+def record(cell_id: str, started: int = 1) -> CellRecord:
+    return CellRecord(cell_id, "a", "reference", "m", "s", 0, 0, {}, {}, started, started + 1, {}, [Fault("c", "e")])
+
+
+def fill(folder: Path) -> None:
+    for name in CELL_FILES:
+        (folder / name).write_bytes(b"x")
+
+
+def test_a_cell_exists_from_the_commit_on_and_reads_back_equal(tmp_path: Path) -> None:
+    with RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST) as store:
+        fill(store.begin_cell("c1"))
+        assert not store.has_cell("c1")
+        store.commit_cell(record("c1", started=9))
+        fill(store.begin_cell("c0"))
+        store.commit_cell(record("c0", started=3))
+        assert RunStore.open(tmp_path / "r").cells() == [record("c0", 3), record("c1", 9)]
+
+
+def test_a_committed_cell_is_never_begun_again(tmp_path: Path) -> None:
+    with RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST) as store:
+        fill(store.begin_cell("c1"))
+        store.commit_cell(record("c1"))
+        with pytest.raises(StoreError, match="never run twice"):
+            store.begin_cell("c1")
+
+
+def test_a_cell_with_a_file_missing_is_not_committed(tmp_path: Path) -> None:
+    with RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST) as store:
+        folder = store.begin_cell("c1")
+        fill(folder)
+        (folder / "chunks.parquet").unlink()
+        with pytest.raises(StoreError, match=r"chunks\.parquet missing"):
+            store.commit_cell(record("c1"))
+        assert not store.has_cell("c1")
+
+
+def test_what_an_unfinished_try_left_is_swept_aside(tmp_path: Path) -> None:
+    with RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST) as store:
+        (store.begin_cell("c1") / "requests.parquet").write_bytes(b"half")
+        assert list(store.begin_cell("c1").iterdir()) == []
+
+
+def test_an_interrupted_cell_is_kept_out_of_the_way(tmp_path: Path) -> None:
+    with RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST) as store:
+        for _ in range(2):
+            fill(store.begin_cell("c1"))
+            kept = store.set_aside("c1", "interrupted")
+            assert sorted(p.name for p in kept.iterdir()) == sorted(CELL_FILES)
+        assert len(list((tmp_path / "r" / "aside").iterdir())) == 2
+        assert store.cells() == []
+
+
+def test_the_same_experiment_is_resumed_and_each_start_is_kept(tmp_path: Path) -> None:
+    RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST).close()
+    with RunWriter.start(tmp_path / "r", EXPERIMENT, {**MANIFEST, "start": {"wall_ns": 5}}) as store:
+        assert [s["wall_ns"] for s in store.manifest["starts"]] == [1, 5]
+        assert store.manifest["start"] == MANIFEST["start"]
+
+
+def test_another_experiment_under_the_same_name_is_refused_and_named(tmp_path: Path) -> None:
+    RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST).close()
+    with pytest.raises(UsageError, match=r"seed was 0, is now 3.*--out"):
+        RunWriter.start(tmp_path / "r", EXPERIMENT.replace("seed: 0", "seed: 3"), MANIFEST)
+    # A refused start leaves no lock behind.
+    RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST).close()
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not a run"):
+        RunWriter.start(tmp_path, EXPERIMENT, MANIFEST)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+    with pytest.raises(UsageError, match="no manifest"):
+        RunStore.open(tmp_path)
+    assert list(find_runs(tmp_path)) == []
+
+
+def test_a_second_writer_is_kept_out_while_the_first_lives(tmp_path: Path) -> None:
+    with RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST), pytest.raises(UsageError, match="being written"):
+        RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST)
+    RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST).close()
+
+
+def test_sessions_are_numbered_in_order_and_odd_labels_make_plain_folders(tmp_path: Path) -> None:
+    with RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST) as store:
+        first, _ = store.new_session("../a b", 0)
+        second, folder = store.new_session("../a b", 1)
+        assert first < second
+        assert folder.parent == tmp_path / "r" / "sessions"
+        store.write_session(SessionRecord(second, "../a b", "reference", 1, "m", "http://x"))
+        assert [s["id"] for s in store.sessions()] == [second]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_says_so_and_leaves_the_old_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    path = tmp_path / "a.json"
+    files.write_atomic(path, b"old")
+
+    def full(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(StoreError, match=r"No space left.*MiB free.*same command"):
+        files.write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"a": ')
+    with pytest.raises(StoreError, match=r"x\.json is damaged"):
+        files.read_json(tmp_path / "x.json")
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from results import files, store
+from tests.results.test_store import EXPERIMENT, MANIFEST, fill, record
+run = store.RunWriter.start(Path(sys.argv[1]), EXPERIMENT, MANIFEST)
+fill(run.begin_cell("done")); run.commit_cell(record("done"))
+fill(run.begin_cell("half"))
+countdown = int(sys.argv[2])
+real = {name: getattr(os, name) for name in ("fsync", "replace", "rename")}
+def counting(name):
+    def call(*args, **kwargs):
+        global countdown
+        if countdown == 0:
+            os.kill(os.getpid(), 9)
+        countdown -= 1
+        return real[name](*args, **kwargs)
+    return call
+for name in real:
+    setattr(os, name, counting(name))
+run.commit_cell(record("half"))
+print("committed")
+"""
+
+
+@pytest.mark.parametrize("after", range(7))
+def test_killed_at_any_step_of_a_commit_nothing_committed_is_lost(tmp_path: Path, after: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "r"), str(after)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    with RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST) as store:
+        ids = [c.id for c in store.cells()]
+        assert ids == ["done", "half"] or (ids == ["done"] and done.returncode != 0)
+        if "half" not in ids:
+            fill(store.begin_cell("half"))
+            store.commit_cell(record("half"))
+        assert {c.id for c in store.cells()} == {"done", "half"}
