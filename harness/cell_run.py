@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +11,10 @@ import orjson
 
 from backends.base import CompletionRequest
 from harness.experiment import BatchLoad, Cell, ConcurrencyLoad, Experiment
-from harness.load.plan import LoadPlan, anti_lock_lengths, build_plan
+from harness.load.plan import LoadPlan, PlannedBody, anti_lock_lengths, build_plan
 from harness.load.process import LoadProcess, LoadResult
 from harness.observer import CellProgress, Observer
 from harness.session import Session
-from results.clock import now_ns
 from results.errors import DynoError
 from results.events import write_table
 from results.records import CellRecord, Fault
@@ -62,24 +62,19 @@ def run_cell(
     faults: list[Fault] = []
     warm = warmup_requests(cell, vocabulary)
     warm_load = BatchLoad(batch=len(warm), waves=1)
-    _drive(
-        cell,
-        _plan(cell, session, experiment, warm, warm_load, "w"),
-        session,
-        folder / "warmup",
-        faults,
-        observer,
-        show=False,
-    )
-    if not faults:
-        plan = _plan(cell, session, experiment, planned_requests(cell, vocabulary), cell.load, "r")
+    warm_dir, load_dir = folder / "warm-up", folder / "load"
+    _drive(cell, _plan(cell, session, experiment, warm, warm_load, warm_dir), session, warm_dir, faults, None)
+    if faults:
+        result = LoadResult.empty(folder)
+    else:
+        plan = _plan(cell, session, experiment, planned_requests(cell, vocabulary), cell.load, load_dir)
         try:
-            result = _drive(cell, plan, session, folder, faults, observer, show=True)
+            result = _drive(cell, plan, session, folder, faults, observer)
         except CellInterruptedError:
             store.set_aside(cell.id, "interrupted")
             raise
-    else:
-        result = LoadResult.empty(folder, now_ns())
+    for spent in (warm_dir, load_dir):
+        shutil.rmtree(spent, ignore_errors=True)  # Plans and bodies can be made again from the seed.
     write_table(folder / "samples.parquet", SAMPLES, session.sampler.between(result.started, result.ended))
     record = CellRecord(
         id=cell.id,
@@ -106,26 +101,36 @@ def _plan(
     experiment: Experiment,
     requests: Sequence[PlannedRequest],
     load: BatchLoad | ConcurrencyLoad,
-    prefix: str,
+    folder: Path,
 ) -> LoadPlan:
-    bodies = [
-        orjson.dumps(
-            session.backend.completion_body(
-                CompletionRequest(session.served_name, r.prompt, r.output_len, temperature=cell.temperature, seed=index)
-            )
+    name, backend = folder.name, session.backend
+    bodies = (
+        PlannedBody(
+            id=f"{cell.id}-{name}-{index}",
+            body=orjson.dumps(
+                backend.completion_body(
+                    CompletionRequest(
+                        session.served_name,
+                        request.prompt,
+                        request.output_len,
+                        temperature=cell.temperature,
+                        seed=index,
+                    )
+                )
+            ),
+            input_tokens=len(request.prompt),
+            output_tokens=request.output_len,
         )
-        for index, r in enumerate(requests)
-    ]
+        for index, request in enumerate(requests)
+    )
     return build_plan(
         load,
+        bodies,
         url=session.url,
-        ids=[f"{cell.id}-{prefix}{index}" for index in range(len(requests))],
-        bodies=bodies,
-        input_tokens=[len(r.prompt) for r in requests],
-        output_tokens=[r.output_len for r in requests],
+        folder=folder,
         timeouts=experiment.timeouts,
-        api_key_env=session.backend.api_key_env(),
-        ignore_eos=session.backend.capabilities.ignore_eos,
+        api_key_env=backend.api_key_env(),
+        ignore_eos=backend.capabilities.ignore_eos,
     )
 
 
@@ -135,16 +140,15 @@ def _drive(
     session: Session,
     out_dir: Path,
     faults: list[Fault],
-    observer: Observer,
-    show: bool,
+    observer: Observer | None,
 ) -> LoadResult:
     """Run one load to its end, or until the server is gone (then a fault is noted and what was measured is kept)."""
-    out_dir.mkdir(exist_ok=True)
+    out_dir.mkdir(parents=True, exist_ok=True)
     load = LoadProcess.start(plan, out_dir)
     try:
         while load.alive():
             if progress := load.poll():
-                if show:
+                if observer is not None:
                     observer.cell_progress(
                         cell,
                         CellProgress(

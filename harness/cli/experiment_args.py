@@ -57,7 +57,7 @@ def build_experiment(flags: SweepFlags) -> Experiment:
     _workloads(flags, data)
     if not data.get("engines"):
         raise UsageError(
-            "No engine named. Give --backend reference (or another of `dyno backends`), --engine, or an experiment file."
+            "No engine named. Give --backend reference (`dyno backends` lists them), --engine, or an experiment file."
         )
     if not data.get("model"):
         data["model"] = _served_model(data["engines"])
@@ -104,9 +104,7 @@ def _check_engine(engine: dict[str, Any]) -> None:
     backend = get_backend(str(engine.get("backend")))
     if backend.capabilities.launches:
         if engine.get("url"):
-            raise UsageError(
-                f"Engine {engine['label']!r} (backend {backend.name}) is launched, not attached to: leave its url out."
-            )
+            raise UsageError(f"Engine {engine['label']!r} (backend {backend.name}) is launched: leave its url out.")
     elif not engine.get("url"):
         raise UsageError(
             f"Engine {engine['label']!r} (backend {backend.name}) attaches to a server: give --url http://HOST:PORT."

@@ -111,7 +111,7 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
     from backends.base import get_backend
     from harness.cli.live import observer_for
     from harness.manifest import make_manifest
-    from harness.models import model_parts
+    from harness.model_parts import model_parts
     from harness.planner import GridPlanner
     from harness.runner import Runner, check_before_launch
     from reports import print_report, render_report
@@ -161,7 +161,8 @@ def print_plan(experiment: Experiment, folder: Path, console: Console, as_json: 
         "output_tokens": sum(c.load.requests * c.workload.output_len.nominal for c in cells),
     }
     if as_json:
-        order = [{"id": c.id, "engine": c.engine.label, "block": c.block, "load": c.load.model_dump(), "workload": c.workload.model_dump()} for c in cells]  # fmt: skip
+        fields = {"engine", "block", "load", "workload"}
+        order = [{"id": c.id, **c.model_dump(mode="json", include=fields)} for c in cells]
         typer.echo(to_json({**plan, "order": order}).decode(), nl=False)
         return
     for key, value in plan.items():
