@@ -1,0 +1,42 @@
+"""The `dyno` command. A file a command; nothing heavy is imported before the command that needs it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from harness.cli import backends, kv, models, report, runs, serve, sweep
+from results.errors import EXIT_INTERRUPTED, DynoError
+
+app = typer.Typer(
+    name="dyno",
+    help="A test bench for LLM inference engines: the same device, the same load, and a measured reason why one is faster.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.command()(sweep.sweep)
+app.command(context_settings=serve.CONTEXT_SETTINGS)(serve.serve)
+app.command()(report.report)
+app.command()(runs.runs)
+app.command()(backends.backends)
+app.command()(kv.kv)
+app.add_typer(models.app, name="models")
+
+
+def main() -> None:
+    """Entry point of `dyno`: a user's mistake is one paragraph and an exit code, never a traceback."""
+    try:
+        app()
+    except DynoError as error:
+        print(f"dyno: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        print("dyno: interrupted.", file=sys.stderr)
+        raise SystemExit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader of a pipe (`dyno runs | head`) went away: nothing is wrong, and nothing more can be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
