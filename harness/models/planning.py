@@ -9,7 +9,7 @@ from typing import Any
 from harness.models import cache, hub
 from harness.models.errors import ModelFetchError, ModelFolderError
 from harness.models.known import KNOWN
-from harness.models.resolve import ModelRef, no_such_folder, read_json, resolve_model
+from harness.models.resolve import ModelRef, no_such_folder, not_a_path, read_json, resolve_model
 from results import model_configs
 from results.arithmetic import text_config
 from results.errors import UnknownNameError, UsageError
@@ -46,7 +46,7 @@ def find_config(name_or_path: str | Path, *, root: Path | None = None) -> FoundC
         path = Path(text).expanduser()
         exists, is_file = bool(text) and path.exists(), path.is_file()
     except (OSError, RuntimeError, ValueError) as error:
-        raise ModelFolderError(f"{text!r} is no model and cannot be a folder: {error}.") from error
+        raise not_a_path(text, error) from error
     if exists:
         file = path if is_file else path / "config.json"
         return FoundConfig(text, read_json(file, f"the model folder {path}"), file.parent.resolve())

@@ -37,13 +37,19 @@ def resolve_model(name_or_path: str | Path, *, root: Path | None = None, say: Sa
     try:
         path = Path(text).expanduser()
         exists = path.exists()
-    except (OSError, RuntimeError, ValueError) as error:  # a name too long, an unknown ~user, a NUL
-        raise ModelFolderError(f"{text!r} is no model and cannot be a folder: {error}.") from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise not_a_path(text, error) from error
     if text and exists:
         return open_folder(text, path.resolve())
     if isinstance(name_or_path, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise no_such_folder(path)
     return _from_hub(text, say)
+
+
+def not_a_path(text: str, error: Exception) -> ModelFolderError:
+    """What no path can be: a name too long, the home of an unknown user, a NUL."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return ModelFolderError(f"{text[:80]!r} is no model and cannot be a folder: {reason.rstrip('.')}.")
 
 
 def no_such_folder(path: Path) -> ModelFolderError:
