@@ -221,14 +221,11 @@ def fetch_documents(backend: Backend, url: str) -> dict[str, Any]:
     documents: dict[str, Any] = {}
     for path in backend.settings_paths():
         try:
-            status, body = get(url, path, timeout_s=10, key_env=backend.api_key_env())
+            reply = get(url, path, timeout_s=10, key_env=backend.api_key_env())
         except ProbeError:
             continue
-        if status == 200:
-            try:
-                documents[path] = json.loads(body)
-            except ValueError:
-                documents[path] = body.decode("utf-8", "replace")
+        if reply.status == 200:
+            documents[path] = reply.document()
     return documents
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from backends.base import get_backend, normalise_backend_name
-from backends.http_probe import check_url
+from backends.http_probe import ServerURL
 from harness.cli.values import engine_fields, positive_int, positive_ints
 from harness.experiment import BatchLoad, ConcurrencyLoad, Experiment, experiment_from, load_experiment
 from results.errors import UnknownNameError, UsageError
@@ -110,7 +110,7 @@ def _check_engine(engine: dict[str, Any]) -> None:
             f"Engine {engine['label']!r} (backend {backend.name}) attaches to a server: give --url http://HOST:PORT."
         )
     else:
-        check_url(engine["url"])
+        ServerURL.parse(engine["url"])
 
 
 def _served_model(engines: list[dict[str, Any]]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from backends.base import MetricRule
 from backends.http_probe import ProbeError, get
-from backends.prometheus import neutral_metrics, parse_prometheus
+from backends.prometheus import metric_names, neutral_metrics, parse_prometheus
 from harness.telemetry.sample import Sample
 from results.clock import now_ns
 
@@ -18,19 +18,20 @@ class ServerSampler:
 
     def __init__(self, url: str, path: str, rules: Sequence[MetricRule], key_env: str | None, timeout_s: float) -> None:
         self._url, self._path, self._rules = url, path, tuple(rules)
+        self._names = metric_names(self._rules)
         self._key_env, self._timeout_s = key_env, timeout_s
 
     def sample(self) -> list[Sample]:
         """One scrape. The values hold at some instant between the two stamps, which enclose the exchange."""
         t0 = now_ns()
         try:
-            status, body = get(self._url, self._path, timeout_s=self._timeout_s, key_env=self._key_env)
+            reply = get(self._url, self._path, self._timeout_s, self._key_env)
         except ProbeError as error:
             return self._absent(t0, f"no answer from {self._path}: {error}")
-        if status != 200:
-            return self._absent(t0, f"{self._path} answered HTTP {status}")
+        if reply.status != 200:
+            return self._absent(t0, f"{self._path} answered HTTP {reply.status}")
         t1 = now_ns()
-        values = neutral_metrics(self._rules, parse_prometheus(body.decode("utf-8", "replace")))
+        values = neutral_metrics(self._rules, parse_prometheus(reply.text, self._names))
         return [
             Sample(
                 self.source, rule.neutral, t0, t1, value, None if value is not None else "not in the server's metrics"
