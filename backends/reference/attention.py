@@ -11,15 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from backends.reference.config import ModelConfig
 from backends.reference.scheduler import Scheduled
 
 
+# Query rows that a chunk attends with at a time: bounds the matrix of scores, and skips most of what causality hides.
+QUERY_TILE = 128
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkIndex:
-    """One prompt chunk: rows [first, last) of the batch, which see `context` tokens, themselves last.
+    """One prompt chunk: rows [first, last) of the batch, the last of the `context` tokens they see.
 
     `rows` gathers the (block, head) rows of the context, or is None when the chunk is the whole context.
     """
@@ -28,7 +31,6 @@ class ChunkIndex:
     last: int
     context: int
     rows: torch.Tensor | None
-    mask: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class AttentionIndex:
 
     `slots` [tokens x KV heads] are rows of the pool seen as [(blocks + 1) x KV heads x block_size, head_dim].
     Rows [0, num_single) of the batch are requests with one token: their contexts, padded to the longest, are gathered
-    together by `single_rows` [num_single x KV heads x blocks] and `single_mask` [num_single, 1, 1, tokens].
+    together by `single_rows` [num_single x KV heads x blocks], and `single_mask` [num_single, 1, 1, tokens] is added to
+    their scores.
     """
 
     slots: torch.Tensor
@@ -50,7 +53,7 @@ class AttentionIndex:
 class PagedKV:
     """The pool of KV blocks and attention through block tables."""
 
-    name = "paged-gather-sdpa"
+    name = "paged-gather"
 
     def __init__(
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
@@ -63,6 +66,8 @@ class PagedKV:
         self.kv_heads = config.num_kv_heads
         shape = (config.num_layers, 2, num_blocks + 1, self.kv_heads, block_size, config.head_dim)
         self.pool = torch.zeros(shape, dtype=dtype, device=device)
+        square = torch.full((QUERY_TILE, QUERY_TILE), -torch.inf, dtype=dtype, device=device)
+        self._causal = square.triu(diagonal=1).unsqueeze(1)  # [query, 1, key]
 
     @property
     def num_bytes(self) -> int:
@@ -97,47 +102,56 @@ class PagedKV:
         `keys` and `values` are this step's own, for chunks that have nothing before them.
         """
         output = torch.empty_like(query)
+        # [tokens, KV heads, queries of the group, head_dim]
+        grouped = (query * self.config.head_dim**-0.5).unflatten(1, (self.kv_heads, -1))
         if index.single_rows is not None:
-            output[: index.num_single] = self._attend_singles(layer, query[: index.num_single], index)
+            output[: index.num_single] = self._attend_singles(layer, grouped[: index.num_single], index)
         for chunk in index.chunks:
             part = slice(chunk.first, chunk.last)
             if chunk.rows is None:
-                key, value = keys[part].transpose(0, 1), values[part].transpose(0, 1)
+                key, value = keys[part].transpose(0, 1).contiguous(), values[part].transpose(0, 1).contiguous()
             else:
-                key, value = (self._gather(layer, kind, chunk.rows)[:, : chunk.context] for kind in (0, 1))
-            output[part] = self._attend_chunk(query[part], key, value, chunk)
+                key, value = (self._context(layer, kind, chunk) for kind in (0, 1))
+            self._attend_chunk(grouped[part], key, value, output[part])
         return output
 
     def _attend_singles(self, layer: int, query: torch.Tensor, index: AttentionIndex) -> torch.Tensor:
-        """One query token a request: [requests, heads, head_dim]. Query heads of a group are rows of one product."""
+        """One token a request: the queries of a group are the rows of one product. [requests, heads, head_dim] back."""
         assert index.single_rows is not None
-        grouped = query.unflatten(1, (self.kv_heads, -1))
+        requests, kv_heads, group, dim = query.shape
         key, value = (
-            self._rows(layer, kind, index.single_rows).view(len(query), self.kv_heads, -1, self.config.head_dim)
-            for kind in (0, 1)
+            self._rows(layer, kind, index.single_rows).view(requests * kv_heads, -1, dim) for kind in (0, 1)
         )
-        return functional.scaled_dot_product_attention(grouped, key, value, attn_mask=index.single_mask).flatten(1, 2)
+        scores = torch.bmm(query.reshape(-1, group, dim), key.transpose(1, 2))
+        scores = scores.view(requests, kv_heads, group, -1) + index.single_mask
+        weights = torch.softmax(scores, dim=-1)
+        return torch.bmm(weights.flatten(0, 1), value).view(requests, kv_heads * group, dim)
 
-    def _attend_chunk(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, chunk: ChunkIndex
-    ) -> torch.Tensor:
-        """query [tokens, heads, head_dim], key and value [KV heads, context, head_dim]."""
-        grouped = query.unflatten(1, (self.kv_heads, -1)).permute(1, 2, 0, 3)
-        shape = (*grouped.shape[:2], *key.shape[1:])
-        # Expanded, not copied: all query heads of a group read the same keys. (enable_gqa is several times slower.)
-        key, value = (tensor.unsqueeze(1).expand(shape) for tensor in (key, value))
-        attended = functional.scaled_dot_product_attention(
-            grouped, key, value, attn_mask=chunk.mask, is_causal=chunk.mask is None
-        )
-        return attended.permute(2, 0, 1, 3).flatten(1, 2)
+    def _attend_chunk(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:
+        """query [tokens, KV heads, group, head_dim]; key, value [KV heads, context, head_dim]; fills output."""
+        tokens, kv_heads, group, dim = query.shape
+        before = key.shape[1] - tokens
+        for first in range(0, tokens, QUERY_TILE):
+            last = min(first + QUERY_TILE, tokens)
+            count, visible = last - first, before + last
+            rows = query[first:last].transpose(0, 1).reshape(kv_heads, count * group, dim)
+            scores = torch.bmm(rows, key[:, :visible].transpose(1, 2)).view(kv_heads, count, group, visible)
+            # Only the tile's own tokens are hidden from each other; all before them is seen.
+            scores[..., before + first :] += self._causal[:count, :, :count]
+            weights = torch.softmax(scores, dim=-1).view(kv_heads, count * group, visible)
+            attended = torch.bmm(weights, value[:, :visible]).view(kv_heads, count, group, dim)
+            output[first:last] = attended.transpose(0, 1).flatten(1, 2)
 
     def _rows(self, layer: int, kind: int, rows: torch.Tensor) -> torch.Tensor:
         """Copy (block, head) rows out of the pool: [rows, block_size x head_dim]."""
         pool = self.pool[layer, kind].view(-1, self.block_size * self.config.head_dim)
         return pool.index_select(0, rows)
 
-    def _gather(self, layer: int, kind: int, rows: torch.Tensor) -> torch.Tensor:
-        return self._rows(layer, kind, rows).view(self.kv_heads, -1, self.config.head_dim)
+    def _context(self, layer: int, kind: int, chunk: ChunkIndex) -> torch.Tensor:
+        """Keys or values that a chunk sees, [KV heads, context, head_dim]."""
+        assert chunk.rows is not None
+        rows = self._rows(layer, kind, chunk.rows).view(self.kv_heads, -1, self.config.head_dim)
+        return rows[:, : chunk.context]
 
     def _slots(self, item: Scheduled) -> np.ndarray:
         """Pool rows of an item's tokens, [count x KV heads]."""
@@ -161,12 +175,10 @@ class PagedKV:
     def _chunk(self, item: Scheduled, first: int) -> ChunkIndex:
         last = first + item.count
         if item.start == 0:
-            return ChunkIndex(first, last, item.end, None, None)
+            return ChunkIndex(first, last, item.end, None)
         table = np.asarray(item.request.block_table[: -(-item.end // self.block_size)], dtype=np.int64)
         rows = table[None, :] * self.kv_heads + np.arange(self.kv_heads)[:, None]
-        visible = np.arange(item.end) <= np.arange(item.start, item.end)[:, None]
-        mask = np.where(visible, 0.0, -np.inf).astype(np.float32)
-        return ChunkIndex(first, last, item.end, self._tensor(rows.ravel()), self._tensor(mask).to(self.dtype))
+        return ChunkIndex(first, last, item.end, self._tensor(rows.ravel()))
 
     def _clear_new_tails(self, items: list[Scheduled]) -> None:
         """Zero each block that this step begins but does not fill.

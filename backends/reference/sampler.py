@@ -24,7 +24,7 @@ def uniform(seed: int, position: int) -> float:
 
 def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
     """One token for each row of logits [len(requests), vocabulary]."""
-    tokens = logits.argmax(dim=-1)
+    tokens = logits.max(dim=-1).indices  # on the CPU several times quicker than argmax
     hot = [row for row, request in enumerate(requests) if request.temperature >= MIN_TEMPERATURE]
     if hot:
         chosen = [requests[row] for row in hot]
