@@ -57,9 +57,10 @@ class EngineSettings(BaseModel):
 class SettingNotSupportedError(UsageError):
     """A setting that this backend cannot honour."""
 
-    def __init__(self, backend: str, setting: str, supported: Sequence[str]) -> None:
+    def __init__(self, backend: str, setting: str, supported: Sequence[str], only: Any = None) -> None:
+        fixed = "" if only is None else f" (it is always {only!r} there)"
         super().__init__(
-            f"Backend {backend!r} has no way to set {setting!r}. It understands: {', '.join(sorted(supported))}. "
+            f"Backend {backend!r} has no way to set {setting!r}{fixed}. It understands: {', '.join(sorted(supported)) or 'none'}. "
             "Leave the setting out, or pass the engine's own flag through `options`."
         )
 
@@ -69,6 +70,8 @@ class Source(StrEnum):
 
     ENDPOINT = "endpoint"
     LOG = "log"
+    # The engine knows no other value.
+    FIXED = "fixed"
     ASKED = "asked"
 
 
@@ -123,7 +126,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class MetricRule:
-    """A neutral server metric as one or more Prometheus samples of the engine (summed over labels and names)."""
+    """A neutral server metric by the engine's Prometheus names: alternatives, newest first; summed over labels."""
 
     neutral: str
     names: tuple[str, ...]
@@ -159,6 +162,8 @@ class Backend(ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
     # Neutral settings this adapter can turn into the engine's own.
     settings: ClassVar[frozenset[str]] = frozenset()
+    # Settings with one possible value: asking for that value is honoured, for another refused.
+    fixed: ClassVar[Mapping[str, Any]] = {}
     ready_path: ClassVar[str] = "/health"
     metrics_path: ClassVar[str | None] = "/metrics"
     metrics: ClassVar[tuple[MetricRule, ...]] = ()
@@ -192,7 +197,7 @@ class Backend(ABC):
         """The model name requests must carry. Raises UsageError when the server does not serve what was asked."""
         return asked
 
-    def check_attached(self, url: str, timeout_s: float) -> None:
+    def check_attached(self, url: str, timeout_s: float) -> None:  # noqa: B027
         """Raise EngineError when a server that was not launched by us does not answer, or not as it should."""
 
     def completion_body(self, request: CompletionRequest) -> dict[str, Any]:
@@ -225,9 +230,9 @@ class Backend(ABC):
 
     def refuse_unsupported(self, asked: EngineSettings) -> None:
         """Raise SettingNotSupportedError for the first asked setting this adapter cannot pass on."""
-        for setting in asked.asked():
-            if setting not in self.settings:
-                raise SettingNotSupportedError(self.name, setting, list(self.settings))
+        for setting, value in asked.asked().items():
+            if setting not in self.settings and (setting not in self.fixed or self.fixed[setting] != value):
+                raise SettingNotSupportedError(self.name, setting, list(self.settings), self.fixed.get(setting))
 
 
 def normalise_backend_name(name: str) -> str:

@@ -1,0 +1,403 @@
+"""Supervision of one server: start it under a keeper, wait until it is ready, end it with everything below it.
+
+with ServerProcess.start(plan, session_dir / "server.log", port=port) as server:
+    server.wait_ready(url, "/health", timeout_s=600)
+    ...
+
+Whatever happens inside, afterwards no process of the tree is left and the port is free, or LeftBehindError says what is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from backends import http_probe, keeper
+from backends.base import FailurePattern, LaunchPlan
+from backends.failures import (
+    STAGE_WORDS,
+    Failure,
+    LeftBehindError,
+    ServerDiedError,
+    ServerError,
+    Stage,
+    StartupError,
+    classify,
+    exit_words,
+)
+from backends.ports import free_port, listens_on, port_holder, require_free_port, wait_port_free
+from backends.redact import public_argv, public_environment, relevant_environment
+from backends.server_log import log_size, read_log, tail_lines
+from results.clock import now_ns
+from results.errors import StoreError
+
+__all__ = [
+    "DeviceProbe",
+    "NoDevices",
+    "ServerProcess",
+    "free_port",
+    "public_argv",
+    "public_environment",
+    "relevant_environment",
+]
+
+_SPAWN_S = 20.0
+_PORT_FREE_S = 5.0
+_MEMORY_BACK_S = 30.0
+_MEMORY_TOLERANCE = 256 << 20
+_PROBE_S = 5.0
+
+
+class DeviceProbe(Protocol):
+    """What supervision needs to know of the devices; passed in, since the sampler lives on a higher floor."""
+
+    def memory_used(self) -> Mapping[str, int]:
+        """Bytes in use per device, whoever uses them."""
+
+
+class NoDevices:
+    """No device to wait for."""
+
+    def memory_used(self) -> Mapping[str, int]:
+        return {}
+
+
+class ServerProcess:
+    """A running server and its tree. Not for use by several threads at once."""
+
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        log_path: Path,
+        grace_s: float,
+        host: str,
+        port: int | None,
+        devices: DeviceProbe,
+    ) -> None:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        self._keeper = child
+        self._in, self._out = child.stdin, child.stdout
+        os.set_blocking(self._out.fileno(), False)
+        self._buffer = b""
+        self._messages: dict[str, Any] = {}
+        self._seen: set[keeper.Process] = set()
+        self._stopped = False
+        self._baseline = dict(devices.memory_used())
+        self.log_path, self.grace_s, self.host, self.port = log_path, grace_s, host, port
+        self.devices = devices
+        self.patterns: Sequence[FailurePattern] = ()
+        self.stage = Stage.SPAWN
+        # Monotonic ns of what was seen from outside: spawn, listening, ready, stop, gone.
+        self.timeline: dict[str, int] = {}
+
+    @classmethod
+    def start(
+        cls,
+        plan: LaunchPlan,
+        log_path: Path,
+        grace_s: float = 10.0,
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        devices: DeviceProbe | None = None,
+    ) -> ServerProcess:
+        """Write the plan's files and start its command; stdout and stderr are appended to `log_path`.
+
+        With `port` the server is refused (PortInUseError) where someone listens already, and its end includes that the
+        port is free again. Raises StartupError when the command cannot be executed, StoreError when the files cannot
+        be written.
+        """
+        if port is not None:
+            require_free_port(host, port)
+        try:
+            for path, text in plan.files.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            log = log_path.open("ab")
+        except OSError as error:
+            raise StoreError(
+                f"Cannot write {error.filename}: {error.strerror}. Check the disk and its rights."
+            ) from error
+        devices = devices or NoDevices()
+        with log:
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-S", keeper.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        server = cls(child, log_path, grace_s, host, port, devices)
+        order = {
+            "argv": list(plan.argv),
+            "env": {**os.environ, **plan.env},
+            "cwd": os.getcwd(),
+            "grace_s": grace_s,
+            "parent": os.getpid(),
+        }
+        try:
+            server._tell(json.dumps(order))
+            server._await_spawn(plan.argv[0])
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    def _await_spawn(self, program: str) -> None:
+        deadline = time.monotonic() + _SPAWN_S
+        while not self._messages.keys() & {"pid", "error"} and time.monotonic() < deadline:
+            if not self._listen(0.1) and self._keeper.poll() is not None:
+                break
+        if "pid" in self._messages:
+            self.timeline["spawn"] = now_ns()
+            self.stage = Stage.START
+            self._record()
+            return
+        words = self._messages.get("error", "the keeper did not answer")
+        advice = (
+            f"Check that {program!r} is installed and on PATH, or name the engine's command "
+            "(`command` of the engine, or DYNO_<BACKEND>_COMMAND)."
+        )
+        failure = Failure("missing_dependency", f"{program}: {words}", advice)
+        what = f"The server's command {program!r} cannot be executed."
+        raise StartupError(what, stage=Stage.SPAWN, server_exit=None, failure=failure, log_path=self.log_path)
+
+    @property
+    def pid(self) -> int:
+        """The server's own process (the leader of its group)."""
+        return int(self._messages.get("pid", 0))
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the server ended (negative: by that signal); None while it runs, or when nobody saw its end."""
+        self._listen(0)
+        code = self._messages.get("exit")
+        return None if code is None else int(code)
+
+    def alive(self) -> bool:
+        """Whether the server's own process runs."""
+        return self.exit_code is None and self._keeper.poll() is None
+
+    def pids(self) -> list[int]:
+        """All processes of the server's tree now, those that lost their parent too."""
+        return [process.pid for process in self._record()]
+
+    def _record(self) -> list[keeper.Process]:
+        below = keeper.descendants(self._keeper.pid)
+        self._seen.update(below)
+        return below
+
+    def wait_ready(
+        self,
+        url: str,
+        path: str = "/health",
+        timeout_s: float = 600.0,
+        on_tick: Callable[[float], None] | None = None,
+        *,
+        patterns: Sequence[FailurePattern] = (),
+        key_env: str | None = None,
+        stall_s: float | None = None,
+        listens_in_tree: bool = True,
+    ) -> float:
+        """Poll until GET url + path answers 200; returns the seconds since it was started.
+
+        Raises StartupError as soon as the server has ended, after `timeout_s`, or after `stall_s` in which it wrote
+        nothing to its log. `on_tick` is called with the seconds waited so far, a few times a second; `patterns` are the
+        adapter's own failure patterns, kept for later failures too.
+        `listens_in_tree=False` for a server whose port is held by a process that is not below ours (a container's).
+        """
+        self.patterns = tuple(patterns)
+        began = progress = time.monotonic()
+        logged = log_size(self.log_path)
+        pause = 0.02
+        while True:
+            status = self._ask(url, path, key_env)
+            if not self.alive():
+                raise self.failed(StartupError)
+            if status == 200:
+                if listens_in_tree and self.port is not None and listens_on(self.pids(), self.port) is False:
+                    raise self._not_ours(url)
+                self.stage = Stage.READY
+                self.timeline["ready"] = now_ns()
+                return (self.timeline["ready"] - self.timeline["spawn"]) / 1e9
+            now = time.monotonic()
+            if on_tick is not None:
+                on_tick(now - began)
+            if (size := log_size(self.log_path)) != logged:
+                logged, progress = size, now
+            if now - began > timeout_s:
+                raise self.failed(StartupError, f"it was not ready within {timeout_s:g} s")
+            if stall_s is not None and now - progress > stall_s:
+                raise self.failed(StartupError, f"it wrote nothing to its log for {stall_s:g} s")
+            self._record()
+            self._listen(pause)
+            pause = min(pause * 1.5, 0.25)
+
+    def _ask(self, url: str, path: str, key_env: str | None) -> int | None:
+        try:
+            status = http_probe.get(url, path, _PROBE_S, key_env).status
+        except http_probe.ProbeError as error:
+            if error.trouble is not http_probe.Trouble.REFUSED:
+                self._listening()
+            return None
+        self._listening()
+        return status
+
+    def _listening(self) -> None:
+        if self.stage is Stage.START:
+            self.stage = Stage.LISTEN
+            self.timeline["listening"] = now_ns()
+
+    def check(self) -> None:
+        """Raise ServerDiedError when the server has ended."""
+        if not self.alive():
+            raise self.failed(ServerDiedError)
+
+    def failed(self, kind: type[ServerError] = ServerDiedError, what: str | None = None) -> ServerError:
+        """The error that tells how and why the server failed, from its exit code and its whole log."""
+        code, running = self.exit_code, self.alive()
+        if what is None:
+            what = f"it ended with {exit_words(code)}" if code is not None else "it vanished together with its keeper"
+        log = read_log(self.log_path)
+        since = (now_ns() - self.timeline["spawn"]) / 1e9
+        return kind(
+            f"The server failed {STAGE_WORDS[self.stage]}: {what}, {since:.1f} s after launch.",
+            stage=self.stage,
+            server_exit=code,
+            failure=classify(log, code if code is not None or running else -signal.SIGKILL, self.patterns),
+            log_path=self.log_path,
+            tail=tail_lines(log),
+        )
+
+    def _not_ours(self, url: str) -> StartupError:
+        holder = port_holder(self.port or 0) or "a process this user may not look at"
+        failure = Failure("port_in_use", f"{url} is answered by {holder}", "Choose another port, or stop that process.")
+        return StartupError(
+            f"Another server answers at {url}, not the one that was started; nothing was measured.",
+            stage=self.stage,
+            server_exit=self.exit_code,
+            failure=failure,
+            log_path=self.log_path,
+            tail=tail_lines(read_log(self.log_path)),
+        )
+
+    def stop(self) -> int | None:
+        """End the server and all below it; returns its exit code. Safe to call again.
+
+        SIGTERM to the server, its grace, then SIGKILL to every process left. Waits until all are gone, the port is free
+        and device memory is back where it was; raises LeftBehindError when that does not happen.
+        """
+        if self._stopped:
+            return self.exit_code
+        self.timeline.setdefault("stop", now_ns())
+        self._record()
+        self._tell("stop")
+        try:
+            self._await_keeper()
+        except KeyboardInterrupt:
+            self._tell("kill")
+            self._await_keeper()
+            raise
+        finally:
+            self._stopped = self._keeper.poll() is not None
+        self._in.close()
+        self._out.close()
+        self.timeline["gone"] = now_ns()
+        self._verify_gone()
+        return self.exit_code
+
+    def _await_keeper(self) -> None:
+        deadline = time.monotonic() + self.grace_s + keeper.LINGER_S + keeper.KILL_S + 5.0
+        while self._keeper.poll() is None and time.monotonic() < deadline:
+            self._listen(0.05)
+            self._record()
+        if self._keeper.poll() is None:
+            self._keeper.kill()
+            self._keeper.wait()
+        while self._listen(0):
+            pass
+        # Only where the keeper itself was killed is anything left to do.
+        deadline = time.monotonic() + keeper.KILL_S
+        while (rest := [p for p in self._seen if keeper.alive(p)]) and time.monotonic() < deadline:
+            for process in rest:
+                keeper.send(process, signal.SIGKILL)
+            time.sleep(0.02)
+
+    def _verify_gone(self) -> None:
+        left = sorted(process.pid for process in self._seen if keeper.alive(process))
+        if left:
+            raise LeftBehindError(
+                f"The server was stopped but {len(left)} of its processes cannot be ended: {left}. "
+                "They may hang in a driver call; nothing can be measured beside them."
+            )
+        if self.port is not None and not wait_port_free(self.host, self.port, _PORT_FREE_S):
+            raise LeftBehindError(
+                f"The server was stopped but port {self.port} is still held by {port_holder(self.port) or 'someone'}."
+            )
+        if (more := self._memory_held()) is not None:
+            raise LeftBehindError(
+                f"The server was stopped but device memory is not back {_MEMORY_BACK_S:g} s later: {more} above the level "
+                "before its launch. Something else started using the device, or the driver still cleans up."
+            )
+
+    def _memory_held(self) -> str | None:
+        """Which device holds more than before the launch, and how much; None once that is over."""
+        deadline = time.monotonic() + _MEMORY_BACK_S
+        while True:
+            used = self.devices.memory_used()
+            more = {name: used[name] - before for name, before in self._baseline.items() if name in used}
+            held = {name: extra for name, extra in more.items() if extra > _MEMORY_TOLERANCE}
+            if not held:
+                return None
+            if time.monotonic() > deadline:
+                return ", ".join(f"{name} {extra / 2**20:.0f} MiB" for name, extra in held.items())
+            time.sleep(0.2)
+
+    def _tell(self, line: str) -> None:
+        try:
+            self._in.write(line.encode() + b"\n")
+            self._in.flush()
+        except (OSError, ValueError):
+            pass  # the keeper is gone, which the next look at it tells
+
+    def _listen(self, seconds: float) -> bool:
+        """Take in what the keeper says within that time; returns at once when it says something. False: nothing."""
+        if self._out.closed:
+            return False
+        poll = select.poll()
+        poll.register(self._out, select.POLLIN)
+        if not poll.poll(seconds * 1000):
+            return False
+        data = os.read(self._out.fileno(), 1 << 16)
+        if not data:
+            self._keeper.wait()
+            return False
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._messages.update(json.loads(line))
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.stop()
+            return
+        try:
+            self.stop()
+        except LeftBehindError as second:
+            error.add_note(str(second))

@@ -1,0 +1,125 @@
+"""The in-repo reference engine, launched like any other server: its own process, its own log, its own port."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from backends.base import (
+    Backend,
+    Capabilities,
+    EngineSettings,
+    FailurePattern,
+    LaunchContext,
+    LaunchPlan,
+    MetricRule,
+    Resolved,
+    Source,
+)
+from backends.vllm_metrics import VLLM_METRICS
+from results.errors import UsageError
+
+SETTINGS_PATH = "/v1/dyno/settings"
+
+# Neutral setting -> flag of `python -m backends.reference`.
+_FLAGS = {
+    "dtype": "--dtype",
+    "max_model_len": "--max-model-len",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "block_size": "--block-size",
+    "kv_cache_tokens": "--kv-cache-tokens",
+    "kv_cache_bytes": "--kv-cache-bytes",
+    "threads": "--threads",
+    "seed": "--seed",
+    "load_format": "--load-format",
+}
+# What the server tells of itself beside settings.
+_OTHER_KEYS = frozenset({"versions", "model"})
+
+
+class ReferenceBackend(Backend):
+    """`python -m backends.reference MODEL_DIR ...`"""
+
+    name: ClassVar[str] = "reference"
+    words: ClassVar[str] = "the in-repo reference engine (paged KV cache, continuous batching), on the CPU or one GPU"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        launches=True,
+        token_id_prompts=True,
+        ignore_eos=True,
+        continuous_usage=True,
+        return_token_ids=True,
+        truth_log=True,
+        server_metrics=True,
+    )
+    settings: ClassVar[frozenset[str]] = frozenset(_FLAGS)
+    fixed: ClassVar[Mapping[str, Any]] = {
+        "prefix_caching": False,
+        "chunked_prefill": True,
+        "cuda_graphs": False,
+        "tensor_parallel": 1,
+    }
+    metrics: ClassVar[tuple[MetricRule, ...]] = (
+        *(rule for rule in VLLM_METRICS if not rule.neutral.startswith("prefix_")),
+        MetricRule("kv_pool_bytes", ("dyno_reference:kv_pool_bytes",)),
+        MetricRule("kv_allocated_bytes", ("dyno_reference:kv_allocated_bytes",)),
+        MetricRule("kv_held_bytes", ("dyno_reference:kv_held_bytes",)),
+        MetricRule("weight_bytes", ("dyno_reference:weight_bytes",)),
+    )
+    # The engine states every mistake of its user as one such line.
+    failures: ClassVar[tuple[FailurePattern, ...]] = (
+        FailurePattern(
+            "model_not_found",
+            r"^error: .*(no such (model )?folder|no config\.json|is not a (model )?folder|safetensors)",
+            "Name a folder with config.json and safetensors files, or fetch one: `dyno models fetch smollm2-135m`.",
+        ),
+        FailurePattern(
+            "out_of_memory_kv_cache",
+            r"^error: .*KV (pool|cache)",
+            "Ask for another kv_cache_tokens or kv_cache_bytes, or a smaller max_model_len.",
+        ),
+    )
+
+    def default_command(self) -> tuple[str, ...]:
+        # -P: a folder of the user's that happens to be called `backends` is not ours.
+        return (sys.executable, "-P", "-m", "backends.reference")
+
+    def launch_plan(self, context: LaunchContext) -> LaunchPlan:
+        self.refuse_unsupported(context.settings)
+        asked = context.settings.asked()
+        if "kv_cache_tokens" in asked and "kv_cache_bytes" in asked:
+            raise UsageError(
+                f"The KV cache's size was asked twice: kv_cache_tokens={asked['kv_cache_tokens']} and "
+                f"kv_cache_bytes={asked['kv_cache_bytes']}. Leave one out."
+            )
+        argv = [*context.command, str(context.model), "--host", context.host, "--port", str(context.port)]
+        argv += ["--served-model-name", context.served_name, "--truth-dir", str(context.session_dir)]
+        for setting, flag in _FLAGS.items():
+            if setting in asked:
+                argv += [flag, str(asked[setting])]
+        env = {"PYTHONUNBUFFERED": "1", **context.env}
+        return LaunchPlan((*argv, *context.options), env)
+
+    def settings_paths(self) -> tuple[str, ...]:
+        return (SETTINGS_PATH,)
+
+    def resolved_settings(self, asked: EngineSettings, documents: Mapping[str, Any], log: str) -> dict[str, Resolved]:
+        resolved = {name: Resolved(value, Source.FIXED) for name, value in self.fixed.items()}
+        resolved |= {name: Resolved(value, Source.ASKED) for name, value in asked.asked().items() if name in _FLAGS}
+        document = documents.get(SETTINGS_PATH)
+        if isinstance(document, dict):
+            resolved |= {
+                name: Resolved(value, Source.ENDPOINT)
+                for name, value in document.items()
+                if name not in _OTHER_KEYS and not isinstance(value, dict)
+            }
+        return resolved
+
+    def versions(self, documents: Mapping[str, Any], log: str) -> dict[str, str]:
+        document = documents.get(SETTINGS_PATH)
+        found = document.get("versions") if isinstance(document, dict) else None
+        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+BACKEND = ReferenceBackend()
