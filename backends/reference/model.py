@@ -58,7 +58,7 @@ class Llama:
         """Compute one step: write the KV of token_ids [tokens] and return logits [len(logit_rows), vocabulary]."""
         config = self.config
         heads = config.num_heads + config.num_kv_heads
-        # [tokens, 1, 2, head_dim / 2]: the same for all heads and layers of the step
+        # [tokens, 1, head_dim]: the same for all heads and layers of the step
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
         x = functional.embedding(token_ids, self.embedding)
         for number, layer in enumerate(self.layers):
@@ -106,23 +106,18 @@ class Llama:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding of x [tokens, heads, head_dim]; the two halves of a head are the coordinate pairs.
+    """Rotary position embedding of x [tokens, heads, head_dim]; coordinate i turns with coordinate i + head_dim / 2.
 
-    cos and sin are [tokens, 1, 2, head_dim / 2], sin with the signs of the two halves.
+    cos and sin are [tokens, 1, head_dim], sin with the signs of the two halves.
     """
-    halves = x.unflatten(-1, (2, -1))
-    return torch.addcmul(halves * cos, halves.flip(-2), sin).flatten(-2)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def rotary_tables(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and signed sin for every position the model knows, each [max_position, 2, head_dim / 2]."""
-    frequencies = _scaled_frequencies(config)
-    angles = torch.outer(torch.arange(config.max_position, dtype=torch.float32), frequencies)
+    """cos and signed sin for every position the model knows, each [max_position, head_dim]."""
+    angles = torch.outer(torch.arange(config.max_position, dtype=torch.float32), _scaled_frequencies(config))
     cos, sin = angles.cos(), angles.sin()
-    return (
-        torch.stack([cos, cos], dim=1).to(device, dtype),
-        torch.stack([-sin, sin], dim=1).to(device, dtype),
-    )
+    return torch.cat([cos, cos], dim=1).to(device, dtype), torch.cat([-sin, sin], dim=1).to(device, dtype)
 
 
 def _scaled_frequencies(config: ModelConfig) -> torch.Tensor:
