@@ -1,0 +1,414 @@
+"""The metric table: every number of a scope, with its unit, which way is better, what it needs, and how it is computed.
+
+A new metric is a row. Definitions:
+
+    whole scope   first send to last end, over all requests of the cell
+    first token   arrival of the first chunk with at least one generated token; role, empty and usage chunks are none
+    TTFT          first token - sent (scheduled: - intended)
+    TPOT          (last token - first token) / (n - tokens in the first chunk), per request; / (n - 1) where that count is
+                  unknown (code first_chunk_tokens_unknown); undefined for one token
+    ITL           gaps between token-bearing chunks, pooled over requests; null where a chunk may carry several tokens
+    E2E           last token - sent (scheduled: - intended)
+    tokens/s      all tokens delivered, by failed and short requests too, / duration of the scope
+
+Only requests answered in full (outcome ok) enter latencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from results import phases
+from results.clock import NS_PER_MS, NS_PER_S
+from results.distribution import distribution
+from results.events import MISSING, Bools, Floats, Ints, Requests
+from results.schema import Outcome
+from results.tokens import TokenChunks, delivered_tokens
+from results.truth import Steps
+
+
+class Direction(StrEnum):
+    """Which way a metric gets better."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+    NONE = "none"
+
+
+@dataclass(slots=True)
+class ScopeData:
+    """All a metric may read: one scope of one cell. `steps` are the engine's own, inside the scope, or None."""
+
+    requests: Requests
+    chunks: TokenChunks
+    steps: Steps | None
+    start: int
+    end: int
+    cell_started: int
+    mode: str
+    width: int
+
+    @property
+    def ok(self) -> Bools:
+        out: Bools = self.requests.outcome == str(Outcome.OK)
+        return out
+
+    @property
+    def answered(self) -> Bools:
+        """In full, or with fewer tokens than asked: the server did its work."""
+        short: Bools = self.requests.outcome == str(Outcome.SHORT)
+        return self.ok | short
+
+    @property
+    def seconds(self) -> float | None:
+        return (self.end - self.start) / NS_PER_S if self.end > self.start else None
+
+    @property
+    def input_tokens(self) -> Ints:
+        """Prompt tokens per request: as the server counted them, else as planned, else 0."""
+        counted = np.where(
+            self.requests.input_tokens_counted >= 0,
+            self.requests.input_tokens_counted,
+            self.requests.input_tokens_planned,
+        )
+        return np.maximum(counted, 0)
+
+    @property
+    def dependent(self) -> str | None:
+        """Why values of different requests are not independent, if they are not."""
+        if self.mode == "batch" and self.width > 1:
+            return "the requests of a wave share their steps, so they are not independent values"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A value (number, distribution or None) and, where something must be said about it, a reason code and evidence."""
+
+    value: Any
+    code: str | None = None
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A row of the table. `unit` is the unit of every number in the value; `needs` names what it is read from."""
+
+    id: str
+    words: str
+    unit: str
+    direction: Direction
+    scope: tuple[str, ...]
+    needs: tuple[str, ...]
+    function: Callable[[ScopeData], Measured]
+
+
+def scope_data(
+    requests: Requests,
+    chunks: TokenChunks,
+    steps: Steps | None,
+    *,
+    cell_started: int,
+    mode: str,
+    width: int,
+) -> ScopeData | None:
+    """The whole scope of a cell, first send to last end; None when nothing was sent."""
+    sent = requests.sent[requests.sent != MISSING]
+    if not len(sent):
+        return None
+    ends = requests.end[(requests.end != MISSING) & (requests.sent != MISSING)]
+    start, end = int(sent.min()), int(ends.max()) if len(ends) else int(sent.max())
+    inside = steps.between(start, end) if steps is not None else None
+    if inside is not None and not len(inside):
+        inside = None
+    return ScopeData(requests, chunks, inside, start, max(end, start), cell_started, mode, width)
+
+
+def measure(data: ScopeData) -> tuple[dict[str, Any], dict[str, str]]:
+    """Every metric of the table for one scope, and the reason codes met with their evidence."""
+    values: dict[str, Any] = {}
+    notes: dict[str, str] = {}
+    for metric in METRICS:
+        found = metric.function(data)
+        values[metric.id] = found.value
+        if found.code:
+            notes.setdefault(found.code, found.evidence)
+    return values, notes
+
+
+def span_ms(start: Ints, end: Ints, which: Bools) -> Floats:
+    """end - start in ms; NaN where not in `which`, where a stamp is missing, or where it would be negative."""
+    known = which & (start != MISSING) & (end != MISSING)
+    known &= np.where(known, end, 0) >= np.where(known, start, 0)
+    out = np.full(len(start), np.nan)
+    out[known] = (end[known] - start[known]) / NS_PER_MS
+    return out
+
+
+def tpot_ms(requests: Requests, which: Bools) -> Floats:
+    """TPOT per request, NaN where it is undefined."""
+    span = span_ms(requests.first_token, requests.last_token, which)
+    first = np.where(requests.tokens_in_first_chunk > 0, requests.tokens_in_first_chunk, 1)
+    after = requests.output_tokens - first
+    usable = (requests.output_tokens > 1) & (after > 0) & np.isfinite(span)
+    out = np.full(len(requests), np.nan)
+    out[usable] = span[usable] / after[usable]
+    return out
+
+
+def _start_s(data: ScopeData) -> Measured:
+    return Measured((data.start - data.cell_started) / NS_PER_S)
+
+
+def _duration_s(data: ScopeData) -> Measured:
+    return Measured(data.seconds)
+
+
+def _input_tokens(data: ScopeData) -> Measured:
+    # A prompt counts once its first token shows that it was processed.
+    return Measured(int(data.input_tokens[data.requests.first_token != MISSING].sum()))
+
+
+def _output_tokens(data: ScopeData) -> Measured:
+    return Measured(int(delivered_tokens(data.requests, data.chunks).sum()))
+
+
+def _output_tokens_per_s(data: ScopeData) -> Measured:
+    return _per_second(data, _output_tokens(data).value)
+
+
+def _completed_output_tokens_per_s(data: ScopeData) -> Measured:
+    return _per_second(data, int(np.maximum(data.requests.output_tokens, 0)[data.ok].sum()))
+
+
+def _total_tokens_per_s(data: ScopeData) -> Measured:
+    output = _output_tokens(data).value
+    return _per_second(data, output + _input_tokens(data).value if output else 0)
+
+
+def _requests_per_s(data: ScopeData) -> Measured:
+    return _per_second(data, int(data.ok.sum()))
+
+
+def _per_second(data: ScopeData, count: int) -> Measured:
+    """A rate; null when nothing was done at all, since no speed was observed."""
+    return Measured(count / data.seconds if data.seconds and count else None)
+
+
+def _prefill(data: ScopeData) -> Measured:
+    return _phase(prefill_rate(data), "prefill")
+
+
+def _decode(data: ScopeData) -> Measured:
+    rate = decode_rate(data)
+    if rate.value is None and data.mode == "batch" and data.answered.any():
+        return Measured(
+            None, "no_decode_window", "in no wave were all requests decoding at once for the length of a step"
+        )
+    return _phase(rate, "decode")
+
+
+def prefill_rate(data: ScopeData) -> phases.Rate:
+    """Where the prefill rate comes from: the engine's steps, else the client's estimate."""
+    rate = phases.prefill_from_steps(data.steps) if data.steps is not None else phases.NO_RATE
+    return rate if rate.value is not None else phases.prefill_at_client(data.requests, data.answered, data.input_tokens)
+
+
+def decode_rate(data: ScopeData) -> phases.Rate:
+    """Where the decode rate comes from: locked waves (the same for every engine), else steps, else an estimate."""
+    if data.mode == "batch":
+        return phases.decode_in_waves(data.requests, data.answered, data.chunks, data.width)
+    rate = phases.decode_from_steps(data.steps) if data.steps is not None else phases.NO_RATE
+    return rate if rate.value is not None else phases.decode_at_client(data.requests, data.answered)
+
+
+def _phase(rate: phases.Rate, name: str) -> Measured:
+    if rate.source == "client":
+        return Measured(rate.value, "client_phase_estimate", f"{name} rate from the union of client intervals")
+    return Measured(rate.value)
+
+
+def _ttft(data: ScopeData) -> Measured:
+    return _latency(data, data.requests.sent, data.requests.first_token)
+
+
+def _scheduled_ttft(data: ScopeData) -> Measured:
+    return _latency(data, data.requests.intended, data.requests.first_token)
+
+
+def _e2e(data: ScopeData) -> Measured:
+    return _latency(data, data.requests.sent, data.requests.last_token)
+
+
+def _scheduled_e2e(data: ScopeData) -> Measured:
+    return _latency(data, data.requests.intended, data.requests.last_token)
+
+
+def _latency(data: ScopeData, start: Ints, end: Ints) -> Measured:
+    return Measured(distribution(span_ms(start, end, data.ok), data.dependent))
+
+
+def _tpot(data: ScopeData) -> Measured:
+    values = tpot_ms(data.requests, data.ok)
+    found = distribution(values, data.dependent)
+    blind = int((np.isfinite(values) & (data.requests.tokens_in_first_chunk <= 0)).sum())
+    if blind:
+        return Measured(found, "first_chunk_tokens_unknown", f"{blind} of {found['n']} requests divided by n - 1")
+    return Measured(found)
+
+
+_SHARED_GAPS = "all streams of a batch share each step's gap, so gaps are not independent values"
+
+
+def _itl(data: ScopeData) -> Measured:
+    mine = data.chunks.of(data.ok)
+    tokens = data.chunks.tokens[mine]
+    if len(tokens) and not (tokens == 1).all():
+        unknown = int((tokens < 0).sum())
+        if unknown:
+            evidence = f"{unknown} of {len(tokens)} chunks do not say how many tokens they carry"
+        else:
+            evidence = f"{int((tokens > 1).sum())} of {len(tokens)} chunks carry several tokens"
+        return Measured(None, "itl_not_single_token", evidence)
+    return Measured(distribution(_gaps_ms(data), _SHARED_GAPS))
+
+
+def _interchunk(data: ScopeData) -> Measured:
+    return Measured(distribution(_gaps_ms(data), _SHARED_GAPS))
+
+
+def _gaps_ms(data: ScopeData) -> Floats:
+    gaps: Floats = data.chunks.gaps()[data.chunks.of(data.ok) & ~data.chunks.first] / NS_PER_MS
+    return gaps
+
+
+def _tokens_per_chunk(data: ScopeData) -> Measured:
+    mine = data.chunks.of(data.ok)
+    return Measured(float(data.chunks.weight[mine].mean()) if mine.any() else None)
+
+
+_BOTH = ("whole", "window")
+_H, _L, _N = Direction.HIGHER, Direction.LOWER, Direction.NONE
+
+METRICS: tuple[Metric, ...] = (
+    Metric("start_s", "Start of the scope after the start of the cell", "s", _N, _BOTH, ("requests",), _start_s),
+    Metric("duration_s", "Duration, first send to last end", "s", _N, _BOTH, ("requests",), _duration_s),
+    Metric(
+        "input_tokens",
+        "Prompt tokens of requests that got a first token",
+        "tok",
+        _N,
+        _BOTH,
+        ("requests",),
+        _input_tokens,
+    ),
+    Metric("output_tokens", "Output tokens delivered", "tok", _N, _BOTH, ("requests", "chunks"), _output_tokens),
+    Metric(
+        "output_tokens_per_s",
+        "Output tokens delivered per second of the scope",
+        "tok/s",
+        _H,
+        _BOTH,
+        ("requests", "chunks"),
+        _output_tokens_per_s,
+    ),
+    Metric(
+        "completed_output_tokens_per_s",
+        "Output tokens of requests answered in full, per second of the scope",
+        "tok/s",
+        _H,
+        _BOTH,
+        ("requests",),
+        _completed_output_tokens_per_s,
+    ),
+    Metric(
+        "total_tokens_per_s",
+        "Prompt and output tokens per second of the scope",
+        "tok/s",
+        _H,
+        _BOTH,
+        ("requests", "chunks"),
+        _total_tokens_per_s,
+    ),
+    Metric(
+        "requests_per_s",
+        "Requests answered in full per second of the scope",
+        "1/s",
+        _H,
+        _BOTH,
+        ("requests",),
+        _requests_per_s,
+    ),
+    Metric(
+        "prefill_tokens_per_s",
+        "Prompt tokens per second of prefill: over the steps that prefill, else over the union of sent to first token",
+        "tok/s",
+        _H,
+        _BOTH,
+        ("requests", "steps?"),
+        _prefill,
+    ),
+    Metric(
+        "decode_tokens_per_s",
+        "Output tokens per second of decode: in a locked batch between the last first token and the first last token of "
+        "each wave, else over the steps that decode, else over the union of first to last token",
+        "tok/s",
+        _H,
+        _BOTH,
+        ("requests", "chunks", "steps?"),
+        _decode,
+    ),
+    Metric("ttft_ms", "Time to first token, from the send", "ms", _L, _BOTH, ("requests",), _ttft),
+    Metric(
+        "scheduled_ttft_ms",
+        "Time to first token, from the intended send",
+        "ms",
+        _L,
+        _BOTH,
+        ("requests",),
+        _scheduled_ttft,
+    ),
+    Metric(
+        "tpot_ms",
+        "Time per output token of a request: first to last token / tokens after the first chunk",
+        "ms",
+        _L,
+        _BOTH,
+        ("requests",),
+        _tpot,
+    ),
+    Metric(
+        "itl_pooled_ms",
+        "Gap between tokens, pooled over requests, where every chunk carries one token",
+        "ms",
+        _L,
+        _BOTH,
+        ("chunks",),
+        _itl,
+    ),
+    Metric(
+        "interchunk_ms",
+        "Gap between chunks that carry tokens, pooled over requests",
+        "ms",
+        _L,
+        _BOTH,
+        ("chunks",),
+        _interchunk,
+    ),
+    Metric("tokens_per_chunk", "Output tokens per chunk", "tok", _N, _BOTH, ("chunks",), _tokens_per_chunk),
+    Metric("e2e_ms", "Time to the last token, from the send", "ms", _L, _BOTH, ("requests",), _e2e),
+    Metric(
+        "scheduled_e2e_ms",
+        "Time to the last token, from the intended send",
+        "ms",
+        _L,
+        _BOTH,
+        ("requests",),
+        _scheduled_e2e,
+    ),
+)

@@ -1,0 +1,125 @@
+"""Prefill and decode rates, told apart: from the engine's steps, from locked waves, or estimated at the client.
+
+prefill   steps:   prompt tokens of the steps that prefill / their time (decodes in the same step share that time)
+          client:  prompt tokens / union of all [sent, first token]: an estimate, queueing and decodes of others included
+decode    wave:    tokens between the last first-token and the first last-token of a wave / that time: decodes only
+          steps:   tokens decoded in the steps that decode / their time (prefills in the same step share that time)
+          client:  tokens after the first chunk / union of all [first token, last token]: an estimate
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from results.clock import NS_PER_S
+from results.events import MISSING, Bools, Ints, Requests
+from results.tokens import TokenChunks
+from results.truth import Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens/s with where it was read; `share` is the part of all such tokens it rests on, `mixed` the part of the time
+    in which the other phase was under way as well."""
+
+    value: float | None
+    source: str | None
+    share: float | None = None
+    mixed: float | None = None
+
+
+NO_RATE = Rate(None, None)
+
+
+def union_ns(low: Ints, high: Ints) -> int:
+    """Length of the union of intervals."""
+    if not len(low):
+        return 0
+    order = np.argsort(low, kind="stable")
+    low, high = low[order], np.maximum(high[order], low[order])
+    reached = np.maximum.accumulate(high)
+    covered_from = np.concatenate([low[:1], np.maximum(low[1:], reached[:-1])])
+    return int(np.maximum(high - covered_from, 0).sum())
+
+
+def prefill_from_steps(steps: Steps) -> Rate:
+    """Prompt tokens a second over the steps that prefill."""
+    return _from_steps(steps, steps.prefill_tokens, steps.decodes)
+
+
+def decode_from_steps(steps: Steps) -> Rate:
+    """Decoded tokens a second over the steps that decode."""
+    return _from_steps(steps, steps.decodes, steps.prefill_tokens)
+
+
+def _from_steps(steps: Steps, work: Ints, other: Ints) -> Rate:
+    doing = work > 0
+    time = (steps.end - steps.start)[doing]
+    total = int(time.sum())
+    if total <= 0:
+        return NO_RATE
+    mixed = float(time[other[doing] > 0].sum()) / total
+    return Rate(float(work[doing].sum()) / total * NS_PER_S, "steps", 1.0, mixed)
+
+
+def prefill_at_client(requests: Requests, answered: Bools, input_tokens: Ints) -> Rate:
+    """Prompt tokens / union of [sent, first token] over the requests that got a first token."""
+    has = answered & (requests.sent != MISSING) & (requests.first_token != MISSING)
+    total = union_ns(requests.sent[has], requests.first_token[has])
+    return Rate(float(input_tokens[has].sum()) / total * NS_PER_S, "client") if total > 0 else NO_RATE
+
+
+def decode_at_client(requests: Requests, answered: Bools) -> Rate:
+    """Tokens after the first chunk / union of [first token, last token]. A first chunk of unknown count counts as one."""
+    has = answered & (requests.first_token != MISSING) & (requests.last_token != MISSING) & (requests.output_tokens > 0)
+    total = union_ns(requests.first_token[has], requests.last_token[has])
+    first = np.where(requests.tokens_in_first_chunk > 0, requests.tokens_in_first_chunk, 1)
+    after = np.maximum(requests.output_tokens - first, 0)[has].sum()
+    return Rate(float(after) / total * NS_PER_S, "client") if total > 0 and after > 0 else NO_RATE
+
+
+def waves(requests: Requests, batch: int) -> Ints:
+    """The wave of each request: they are sent `batch` at a time, each wave after the end of the one before."""
+    when = np.where(requests.sent != MISSING, requests.sent, requests.queued)
+    when = np.where(when != MISSING, when, requests.intended)
+    order = np.lexsort((requests.request_id.astype(str), when))
+    wave = np.empty(len(requests), dtype=np.int64)
+    wave[order] = np.arange(len(requests)) // batch
+    return wave
+
+
+def decode_in_waves(requests: Requests, answered: Bools, chunks: TokenChunks, batch: int) -> Rate:
+    """Tokens between the last first-token and the first last-token of each wave / that time, over all waves.
+
+    A chunk's tokens are spread evenly over the gap before it, so that the tokens of one step that arrive just before and
+    just after an edge count alike. Waves with a failed request are left out: fewer streams were decoding there.
+    """
+    if not len(requests):
+        return NO_RATE
+    wave = waves(requests, batch)
+    n = int(wave.max()) + 1
+    usable = answered & (requests.first_token != MISSING) & (requests.last_token != MISSING)
+    low = np.full(n, MISSING, dtype=np.int64)
+    high = np.full(n, np.iinfo(np.int64).max, dtype=np.int64)
+    np.maximum.at(low, wave[usable], requests.first_token[usable])
+    np.minimum.at(high, wave[usable], requests.last_token[usable])
+    whole = np.bincount(wave[~usable], minlength=n) == 0
+    good = whole & (low != MISSING) & (high > low)
+    if not good.any():
+        return NO_RATE
+    inside = good[wave][chunks.request] & ~chunks.first
+    request_wave = wave[chunks.request[inside]]
+    gap = chunks.gaps()[inside]
+    end = chunks.t[inside]
+    overlap = np.minimum(end, high[request_wave]) - np.maximum(end - gap, low[request_wave])
+    # Two chunks of one read share a stamp: the later one's tokens fall on an instant, inside or not.
+    at_once = (gap == 0) & (end > low[request_wave]) & (end <= high[request_wave])
+    part = np.where(gap > 0, np.maximum(overlap, 0) / np.maximum(gap, 1), at_once)
+    tokens = float((part * chunks.weight[inside]).sum())
+    time = int((high[good] - low[good]).sum())
+    everything = float(chunks.weight[answered[chunks.request]].sum())
+    return (
+        Rate(tokens / time * NS_PER_S, "wave", tokens / everything if everything else None, 0.0) if tokens else NO_RATE
+    )

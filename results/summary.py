@@ -1,0 +1,72 @@
+"""summary.json: every cell of a run with its numbers, verdict and reasons, and the engines they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from results.cell_summary import cell_summary, finite, unreadable
+from results.errors import StoreError
+from results.reasons import reason
+from results.records import CellRecord
+from results.schema import SUMMARY_SCHEMA
+from results.store import RunStore
+from results.truth import Steps, read_steps
+
+
+def build_summary(store: RunStore) -> dict[str, Any]:
+    """Compute the summary of a run from its files. One damaged cell is INVALID; it does not end the summary."""
+    records = store.cells()
+    sessions = {str(s.get("id")): s for s in store.sessions()}
+    cells: dict[str, dict[str, Any]] = {}
+    # Session by session, so that a session's step log is read once and only one is held at a time.
+    for session_id in dict.fromkeys(r.session for r in records):
+        session = sessions.get(session_id, {})
+        steps, trouble = _steps(store, session_id)
+        for record in (r for r in records if r.session == session_id):
+            cells[record.id] = _cell(store, record, session, steps, trouble)
+    return {
+        "schema": SUMMARY_SCHEMA,
+        "run": store.name,
+        "engines": _engines(store, list(sessions.values())),
+        "cells": [cells[r.id] for r in records],
+    }
+
+
+def _steps(store: RunStore, session_id: str) -> tuple[Steps | None, StoreError | None]:
+    try:
+        return read_steps(store.session_dir(session_id)), None
+    except StoreError as error:
+        return None, error
+
+
+def _cell(
+    store: RunStore, record: CellRecord, session: Mapping[str, Any], steps: Steps | None, trouble: StoreError | None
+) -> dict[str, Any]:
+    if trouble is not None:
+        return unreadable(record, [reason("unreadable_cell", str(trouble))])
+    try:
+        return cell_summary(store, record, session, steps)
+    except StoreError as error:
+        return unreadable(record, [reason("unreadable_cell", str(error))])
+
+
+def _engines(store: RunStore, sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every engine that was asked for or met: its sessions, and versions and settings as the last one found them."""
+    asked = {str(e.get("label")): e for e in store.experiment.get("engines") or [] if isinstance(e, Mapping)}
+    labels = list(dict.fromkeys([*asked, *(str(s.get("engine")) for s in sessions)]))
+    engines = []
+    for label in labels:
+        own = [s for s in sessions if s.get("engine") == label]
+        last: Mapping[str, Any] = own[-1] if own else {}
+        engines.append(
+            {
+                "label": label,
+                "backend": last.get("backend") or asked.get(label, {}).get("backend"),
+                "sessions": [s.get("id") for s in own],
+                "versions": last.get("versions") or {},
+                "settings": last.get("settings") or {},
+            }
+        )
+    clean: list[dict[str, Any]] = finite(engines)
+    return clean
