@@ -74,6 +74,12 @@ class Launch:
     files: list[str]
     url: str
 
+    @property
+    def line(self) -> str:
+        """What to type: the environment that was added, then the command; the URL of a server that was attached to."""
+        added = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        return " ".join([*added, self.command]) if self.command else self.url
+
 
 @dataclass(slots=True)
 class Reproduction:

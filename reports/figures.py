@@ -1,0 +1,299 @@
+"""The figures of a report: a table of what each one shows, and the drawing instructions made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from reports.scales import Axis
+from results.report_data import ReportData
+from results.report_format import UNKNOWN, count, number, size
+from results.report_measures import MEASURE, Value
+from results.report_shapes import Line, Point
+
+# Above this ratio of largest to smallest a linear axis would hide the small values.
+_LOG_RATIO = 30.0
+REALISED = Axis("realised batch (requests decoded together)", log=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One measure drawn in a panel: `line` (dash by workload), `ghost` (thin, dotted) or `points`."""
+
+    measure: str
+    style: str = "line"
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PanelSpec:
+    """One plot: its layers share an axis. `guides` are measures drawn as level lines."""
+
+    title: str
+    layers: tuple[Layer, ...]
+    guides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FigureSpec:
+    """What a figure shows and what to look for in it. Panels share both axes. `label_points` writes the load beside each."""
+
+    id: str
+    title: str
+    reading: str
+    x: str
+    x_axis: Axis
+    y_axis: Axis
+    panels: tuple[PanelSpec, ...]
+    label_points: bool = False
+    wide: bool = False
+
+
+FIGURES: tuple[FigureSpec, ...] = (
+    FigureSpec(
+        "throughput",
+        "Output throughput against batch, for each input length",
+        "Look for the bend: left of it the next request is nearly free, because the weights are read once for all requests; "
+        "right of it each request is paid in full.",
+        "batch_realised",
+        REALISED,
+        Axis("output tokens/s"),
+        (PanelSpec("", (Layer("output_tokens_per_s"),)),),
+        wide=True,
+    ),
+    FigureSpec(
+        "phases",
+        "Prefill and decode rates against batch",
+        "Compare the panels: prefill fills the arithmetic units with a single prompt and gains little from a batch; decode "
+        "reads all weights for each step and lives from sharing that among requests.",
+        "batch_realised",
+        REALISED,
+        Axis("tokens/s"),
+        (
+            PanelSpec("Prefill", (Layer("prefill_tokens_per_s"),)),
+            PanelSpec("Decode", (Layer("decode_tokens_per_s"),)),
+        ),
+        wide=True,
+    ),
+    FigureSpec(
+        "ttft",
+        "Time to first token against batch",
+        "Look for growth in proportion to batch times input: prompts then wait for each other. A p90 far above p50 means a queue.",
+        "batch_realised",
+        REALISED,
+        Axis("TTFT, ms"),
+        (PanelSpec("p50", (Layer("ttft_ms_p50"),)), PanelSpec("p90", (Layer("ttft_ms_p90"),))),
+        wide=True,
+    ),
+    FigureSpec(
+        "tpot",
+        "Time per output token against batch",
+        "Look for a flat start: as long as the line is level, more users cost each of them nothing.",
+        "batch_realised",
+        REALISED,
+        Axis("TPOT p50, ms"),
+        (PanelSpec("", (Layer("tpot_ms_p50"),)),),
+    ),
+    FigureSpec(
+        "tradeoff",
+        "Throughput of all against the speed each user sees",
+        "Up and to the right is better. Each step along a line trades one user's speed for the speed of all; labels give the load.",
+        "user_tokens_per_s",
+        Axis("tokens/s each user sees (1000 / TPOT p50)"),
+        Axis("output tokens/s, all users"),
+        (PanelSpec("", (Layer("output_tokens_per_s"),)),),
+        label_points=True,
+    ),
+    FigureSpec(
+        "memory",
+        "KV cache: what the formula predicts and what the engine holds",
+        "Look for marks on their dotted line: the formula then explains the memory. Above it, blocks are reserved or not returned. "
+        "Where a line passes the weights, the cache is the larger reader.",
+        "batch_realised",
+        REALISED,
+        Axis("bytes, largest during the cell", log=2, binary=True),
+        (
+            PanelSpec(
+                "",
+                (
+                    Layer("kv_bytes_predicted", "ghost", "predicted by the formula"),
+                    Layer("kv_bytes_engine", "points", "held, as the engine says"),
+                ),
+                ("weight_bytes", "kv_pool_bytes"),
+            ),
+        ),
+        wide=True,
+    ),
+)
+GUIDE_WORDS = {"weight_bytes": "weights", "kv_pool_bytes": "KV pool"}
+
+
+@dataclass(slots=True)
+class Mark:
+    """One point of a series. `low..high` is the range over blocks; `hollow` marks a SUSPECT cell."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    hollow: bool
+    tip: str
+    label: str
+
+
+@dataclass(slots=True)
+class Series:
+    """Marks in order; None is a gap at which the line breaks. `colour` and `shape` index the palette and the marker table."""
+
+    name: str
+    short: str
+    colour: int
+    shape: int
+    style: str
+    marks: list[Mark | None]
+
+
+@dataclass(slots=True)
+class Panel:
+    """One plot to draw."""
+
+    title: str
+    series: list[Series]
+    guides: list[tuple[float, str]] = field(default_factory=list)
+
+    @property
+    def marks(self) -> list[Mark]:
+        return [m for s in self.series for m in s.marks if m is not None]
+
+
+@dataclass(slots=True)
+class Key:
+    """A legend entry."""
+
+    text: str
+    colour: int
+    shape: int
+    style: str
+    hollow: bool = False
+
+
+@dataclass(slots=True)
+class Figure:
+    """A figure ready to be drawn. `missing` says, in words, what is not drawn and why."""
+
+    spec: FigureSpec
+    x_axis: Axis
+    y_axis: Axis
+    panels: list[Panel]
+    keys: list[Key]
+    missing: list[str]
+
+
+def build_figures(data: ReportData) -> list[Figure]:
+    """All figures for which the run has at least one point."""
+    figures = [_figure(spec, data) for spec in FIGURES]
+    return [f for f in figures if any(panel.marks for panel in f.panels)]
+
+
+def line_style(line: Line, data: ReportData) -> tuple[int, int]:
+    """(colour, shape): colour tells engines apart where there are several, else lengths; the shape always tells lengths."""
+    engines = [e.label for e in data.engines]
+    colour = engines.index(line.engine) if len(engines) > 1 else line.workload.index
+    return colour, line.workload.index
+
+
+def line_name(line: Line, data: ReportData) -> str:
+    """A line's name, no longer than it must be."""
+    mode = "" if len({x.load_mode for x in data.lines}) == 1 else f", {line.load_mode}"
+    name = f"{line.engine} · {line.workload.label}" if len(data.engines) > 1 else line.workload.label
+    return f"{name}{mode}"
+
+
+def _figure(spec: FigureSpec, data: ReportData) -> Figure:
+    missing: dict[str, list[str]] = {}
+    panels = [_panel(panel, spec, data, missing) for panel in spec.panels]
+    values = [m.y for panel in panels for m in panel.marks if m.y > 0]
+    wide = bool(values) and max(values) / min(values) > _LOG_RATIO
+    y_axis = Axis(spec.y_axis.label, 10) if wide and not spec.y_axis.log else spec.y_axis
+    layers = [layer for panel in spec.panels for layer in panel.layers if layer.words]
+    keys = [Key(line_name(x, data), *line_style(x, data), "line") for x in data.lines if x.points]
+    if layers:
+        keys = [Key(k.text, k.colour, k.shape, "points") for k in keys] + [Key(x.words, -1, 0, x.style) for x in layers]
+    if any(m.hollow for panel in panels for m in panel.marks):
+        keys.append(Key("SUSPECT cell", -1, 0, "points", hollow=True))
+    notes = [f"{why}: {_enumerate(labels)}" for why, labels in missing.items()]
+    return Figure(spec, spec.x_axis, y_axis, panels, keys, notes)
+
+
+def _enumerate(labels: Iterable[str]) -> str:
+    found = list(dict.fromkeys(labels))
+    return "; ".join(found[:6]) + (f"; and {len(found) - 6} more" if len(found) > 6 else "")
+
+
+def _panel(panel: PanelSpec, spec: FigureSpec, data: ReportData, missing: dict[str, list[str]]) -> Panel:
+    series = []
+    for line in data.lines:
+        colour, shape = line_style(line, data)
+        for layer in panel.layers:
+            marks = [_mark(point, spec, layer, missing) for point in line.points]
+            series.append(Series(line_name(line, data), line.workload.input_label, colour, shape, layer.style, marks))
+    return Panel(panel.title, series, _guides(panel, data))
+
+
+def _mark(point: Point, spec: FigureSpec, layer: Layer, missing: dict[str, list[str]]) -> Mark | None:
+    x, y = point.values[spec.x], point.values[layer.measure]
+    if point.verdict == "INVALID":
+        missing.setdefault("INVALID, left out", []).append(point.label)
+        return None
+    if x.mean is None or y.mean is None:
+        measure, value = (MEASURE[spec.x], x) if x.mean is None else (MEASURE[layer.measure], y)
+        missing.setdefault(f"{measure.words} {value.why or 'not known'}", []).append(point.label)
+        return None
+    if x.mean <= 0 or y.mean <= 0:
+        missing.setdefault(f"{MEASURE[layer.measure].words} is 0", []).append(point.label)
+        return None
+    low, high = y.low if y.low is not None else y.mean, y.high if y.high is not None else y.mean
+    return Mark(
+        x.mean, y.mean, low, high, point.verdict == "SUSPECT", _tip(point, spec, layer), count(point.load_value)
+    )
+
+
+def _tip(point: Point, spec: FigureSpec, layer: Layer) -> str:
+    realised = point.values["batch_realised"]
+    lines = [
+        point.label,
+        f"{MEASURE[layer.measure].words}: {quantity(point.values[layer.measure], MEASURE[layer.measure].unit)}",
+    ]
+    if spec.x != "batch_realised":
+        lines.append(f"{MEASURE[spec.x].words}: {quantity(point.values[spec.x], MEASURE[spec.x].unit)}")
+    source = f" ({point.batch_source.replace('_', ' ')})" if point.batch_source else ""
+    lines.append(f"realised batch {number(realised.mean)}{source}")
+    lines.append(point.verdict + (f", {point.blocks} blocks" if point.blocks > 1 else ""))
+    return "\n".join(lines)
+
+
+def quantity(value: Value, unit: str) -> str:
+    """A value with its unit and, over several blocks, its range."""
+    if value.mean is None:
+        return f"{UNKNOWN} ({value.why})" if value.why else UNKNOWN
+    show = size if unit == "B" else number
+    text = show(value.mean) if unit in ("B", "") else f"{show(value.mean)} {unit}"
+    if value.n > 1 and value.low is not None and value.high is not None:
+        text += f" ({show(value.low)} to {show(value.high)}, n = {value.n})"
+    return text
+
+
+def _guides(panel: PanelSpec, data: ReportData) -> list[tuple[float, str]]:
+    """Level lines; where engines differ in one, each gets its own."""
+    guides = []
+    for measure in panel.guides:
+        by_engine: dict[str, float] = {}
+        for point in data.points:
+            value = point.values[measure].mean
+            if value:
+                by_engine[point.engine] = max(value, by_engine.get(point.engine, 0.0))
+        same = len(set(by_engine.values())) == 1
+        for engine, value in list(by_engine.items())[: 1 if same else None]:
+            name = GUIDE_WORDS[measure] if same else f"{GUIDE_WORDS[measure]} of {engine}"
+            guides.append((value, f"{name} {size(value)}"))
+    return guides

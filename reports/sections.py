@@ -1,0 +1,67 @@
+"""The sections of a report, in the order they are read. A new section is a row here and a template of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from reports.figures import build_figures
+from reports.pictures import pictures
+from reports.tables import COLUMNS, memory_rows, table_rows
+from results.report_data import ReportData
+
+Context = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """`needs` says whether the run has what the section shows; `build` makes what its template is given."""
+
+    id: str
+    title: str
+    needs: Callable[[ReportData], bool]
+    build: Callable[[ReportData], Context]
+
+
+def _nothing(data: ReportData) -> Context:
+    return {}
+
+
+def _answer(data: ReportData) -> Context:
+    topics: dict[str, list[Any]] = {}
+    for sentence in data.answer:
+        topics.setdefault(sentence.topic, []).append(sentence)
+    return {"topics": topics}
+
+
+def _figures(data: ReportData) -> Context:
+    return {"pictures": pictures([f for f in build_figures(data) if f.spec.id != "memory"])}
+
+
+def _memory(data: ReportData) -> Context:
+    return {"pictures": pictures([f for f in build_figures(data) if f.spec.id == "memory"]), "rows": memory_rows(data)}
+
+
+def _cells(data: ReportData) -> Context:
+    return {"columns": COLUMNS, "rows": table_rows(data), "blocks": data.blocks}
+
+
+def _environment(data: ReportData) -> Context:
+    groups: dict[str, list[Any]] = {}
+    for fact in data.environment:
+        groups.setdefault(fact.group, []).append(fact)
+    return {"groups": groups}
+
+
+SECTIONS: tuple[Section, ...] = (
+    Section("answer", "The answer", lambda d: True, _answer),
+    Section("figures", "Figures", lambda d: d.usable > 0, _figures),
+    Section("memory", "Memory", lambda d: bool(d.memory), _memory),
+    Section("cells", "Cells", lambda d: bool(d.cells), _cells),
+    Section("reasons", "Reasons", lambda d: bool(d.reasons), _nothing),
+    Section("settings", "Engines and their settings", lambda d: bool(d.engines), _nothing),
+    Section("environment", "Environment", lambda d: bool(d.environment), _environment),
+    Section("reproduction", "Do it again", lambda d: True, _nothing),
+    Section("definitions", "Definitions", lambda d: bool(d.definitions), _nothing),
+)

@@ -1,0 +1,172 @@
+"""Draws a panel as inline SVG. Colours and type come from the page's style sheet, so that light, dark and print follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from reports.figures import Figure, Key, Mark, Panel, Series
+from reports.scales import Scale, fit
+
+COLOURS = 8
+DASHES = ("", "7 4", "2 4", "10 4 2 4", "4 3", "12 4")
+_R = 4.5
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The drawing area inside a picture of `width` x `height` pixels."""
+
+    width: int
+    height: int
+    left: int = 56
+    right: int = 16
+    top: int = 30
+    bottom: int = 44
+
+
+def draw_panel(figure: Figure, panel: Panel, frame: Frame, end_labels: bool) -> Markup:
+    """One plot. All panels of a figure get the same axes, so that they can be compared by eye."""
+    marks = [m for p in figure.panels for m in p.marks]
+    levels = [value for p in figure.panels for value, _ in p.guides]
+    x = fit(figure.x_axis, [m.x for m in marks], frame.left, frame.width - frame.right)
+    y = fit(
+        figure.y_axis, [*(v for m in marks for v in (m.low, m.high)), *levels], frame.height - frame.bottom, frame.top
+    )
+    parts = [_axes(figure, panel, frame, x, y), *(_guide(frame, y, v, text) for v, text in panel.guides)]
+    parts += [_curve(s, x, y) for s in panel.series]
+    parts += [_mark(m, s, x, y) for s in panel.series if s.style != "ghost" for m in s.marks if m is not None]
+    if figure.spec.label_points:
+        parts += [_point_label(m, x, y) for s in panel.series for m in s.marks if m is not None]
+    if end_labels:
+        parts.append(_end_labels(panel.series, x, y))
+    label = f"{figure.spec.title}{', ' + panel.title if panel.title else ''}: {len(panel.marks)} points. Arrow keys step through them."
+    size = f'viewBox="0 0 {frame.width} {frame.height}" width="{frame.width}" height="{frame.height}"'
+    return Markup(
+        f'<svg class="plot" {size} role="group" tabindex="0" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    )
+
+
+def draw_key(key: Key) -> Markup:
+    """The swatch of a legend entry, as an SVG of 34 x 14 pixels."""
+    colour = f"c{key.colour % COLOURS}" if key.colour >= 0 else "cx"
+    line = ""
+    if key.style == "line":
+        line = f'<path class="curve" d="M1 7H33"{_dash(key.shape)}/>'
+    elif key.style == "ghost":
+        line = '<path class="curve ghost" d="M1 7H33"/>'
+    dot = (
+        ""
+        if key.style == "ghost"
+        else f'<path class="dot{" hollow" if key.hollow else ""}" d="{_shape(key.shape, 17, 7)}"/>'
+    )
+    return Markup(
+        f'<svg class="swatch {colour}" viewBox="0 0 34 14" width="34" height="14" aria-hidden="true">{line}{dot}</svg>'
+    )
+
+
+def _axes(figure: Figure, panel: Panel, frame: Frame, x: Scale, y: Scale) -> str:
+    right, base = frame.width - frame.right, frame.height - frame.bottom
+    parts = []
+    for tick in y.ticks(6):
+        at = y(tick)
+        parts.append(f'<path class="grid" d="M{frame.left} {at:.1f}H{right}"/>')
+        parts.append(
+            f'<text class="tick" x="{frame.left - 8}" y="{at + 4:.1f}" text-anchor="end">{escape(y.text(tick))}</text>'
+        )
+    for tick in x.ticks(max(3, (right - frame.left) // 60)):
+        at = x(tick)
+        parts.append(f'<path class="axis" d="M{at:.1f} {base}v5"/>')
+        parts.append(
+            f'<text class="tick" x="{at:.1f}" y="{base + 19}" text-anchor="middle">{escape(x.text(tick))}</text>'
+        )
+    parts.append(f'<path class="axis" d="M{frame.left} {base}H{right}"/>')
+    name = f"{panel.title} · {y.axis.label}" if panel.title else y.axis.label
+    parts.append(f'<text class="label" x="{8}" y="15">{escape(name)}</text>')
+    parts.append(f'<text class="label" x="{right}" y="{base + 38}" text-anchor="end">{escape(x.axis.label)}</text>')
+    return "".join(parts)
+
+
+def _guide(frame: Frame, y: Scale, value: float, text: str) -> str:
+    at, right = y(value), frame.width - frame.right
+    return (
+        f'<path class="guide" d="M{frame.left} {at:.1f}H{right}"/>'
+        f'<text class="guide-label" x="{right - 4}" y="{at - 5:.1f}" text-anchor="end">{escape(text)}</text>'
+    )
+
+
+def _curve(series: Series, x: Scale, y: Scale) -> str:
+    """The line through the marks, broken at gaps, and the range over blocks as whiskers."""
+    if series.style == "points":
+        return ""
+    path, pen = [], "M"
+    for mark in series.marks:
+        if mark is None:
+            pen = "M"
+            continue
+        path.append(f"{pen}{x(mark.x):.1f} {y(mark.y):.1f}")
+        pen = "L"
+    style = ' class="curve ghost"' if series.style == "ghost" else f' class="curve"{_dash(series.shape)}'
+    return f'<g class="c{series.colour % COLOURS}"><path{style} d="{"".join(path)}"/></g>' if path else ""
+
+
+def _mark(mark: Mark, series: Series, x: Scale, y: Scale) -> str:
+    at_x, at_y = x(mark.x), y(mark.y)
+    whisker = ""
+    if mark.high > mark.low:
+        whisker = f'<path class="whisker" d="M{at_x:.1f} {y(mark.low):.1f}V{y(mark.high):.1f}"/>'
+    hollow = " hollow" if mark.hollow else ""
+    return (
+        f'<g class="mark c{series.colour % COLOURS}" tabindex="-1" role="img" aria-label="{escape(mark.tip)}">{whisker}'
+        f'<path class="dot{hollow}" d="{_shape(series.shape, at_x, at_y)}"/>'
+        f'<circle class="hit" cx="{at_x:.1f}" cy="{at_y:.1f}" r="12"/></g>'
+    )
+
+
+def _point_label(mark: Mark, x: Scale, y: Scale) -> str:
+    return f'<text class="point-label" x="{x(mark.x) + 8:.1f}" y="{y(mark.y) - 7:.1f}">{escape(mark.label)}</text>'
+
+
+def _end_labels(series: Sequence[Series], x: Scale, y: Scale) -> str:
+    """The name of each line at its last mark, pushed apart where they would overlap."""
+    ends = []
+    for s in series:
+        last = next((m for m in reversed(s.marks) if m is not None), None)
+        if last is not None:
+            ends.append((y(last.y), x(last.x), s))
+    parts, floor = [], float("-inf")
+    for at_y, at_x, s in sorted(ends, key=lambda e: e[0]):
+        at = max(at_y, floor + 16)
+        floor = at
+        parts.append(
+            f'<text class="end-label c{s.colour % COLOURS}" x="{at_x + 12:.1f}" y="{at + 4:.1f}">{escape(_short(s.name))}</text>'
+        )
+    return "".join(parts)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 30 else f"{name[:29]}…"
+
+
+def _dash(shape: int) -> str:
+    dash = DASHES[shape % len(DASHES)]
+    return f' stroke-dasharray="{dash}"' if dash else ""
+
+
+def _shape(shape: int, x: float, y: float) -> str:
+    """A marker's outline around (x, y): circle, square, triangle, diamond, cross, inverted triangle."""
+    r = _R
+    if shape % 6 == 0:
+        return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0Z"
+    outlines: dict[int, tuple[tuple[float, float], ...]] = {
+        1: ((-1, -1), (1, -1), (1, 1), (-1, 1)),
+        2: ((0, -1.25), (1.2, 0.95), (-1.2, 0.95)),
+        3: ((0, -1.35), (1.35, 0), (0, 1.35), (-1.35, 0)),
+        4: ((-1.2, -0.45), (-0.45, -0.45), (-0.45, -1.2), (0.45, -1.2), (0.45, -0.45), (1.2, -0.45), (1.2, 0.45),
+            (0.45, 0.45), (0.45, 1.2), (-0.45, 1.2), (-0.45, 0.45), (-1.2, 0.45)),
+        5: ((0, 1.25), (1.2, -0.95), (-1.2, -0.95)),
+    }  # fmt: skip
+    corners = [f"{x + r * dx:.1f} {y + r * dy:.1f}" for dx, dy in outlines[shape % 6]]
+    return "M" + "L".join(corners) + "Z"

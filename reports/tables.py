@@ -1,0 +1,122 @@
+"""The tables of a report: which columns, and what stands in each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reports.figures import quantity
+from results.report_data import ReportData
+from results.report_format import count, number, size
+from results.report_measures import MEASURE, Value
+from results.report_shapes import VERDICTS, CellRow, load_words
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A numeric column of the cell table: a measure under a short heading."""
+
+    measure: str
+    heading: str
+
+    @property
+    def unit(self) -> str:
+        return "MiB" if MEASURE[self.measure].unit == "B" else MEASURE[self.measure].unit
+
+    @property
+    def words(self) -> str:
+        return MEASURE[self.measure].words
+
+    def show(self, value: Value) -> str:
+        """The number alone; the unit stands in the heading."""
+        if value.mean is None:
+            return "–"
+        return number(value.mean / 2**20 if MEASURE[self.measure].unit == "B" else value.mean)
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("batch_realised", "realised batch"),
+    Column("output_tokens_per_s", "output"),
+    Column("ttft_ms_p50", "TTFT p50"),
+    Column("ttft_ms_p90", "TTFT p90"),
+    Column("tpot_ms_p50", "TPOT p50"),
+    Column("tpot_ms_p90", "TPOT p90"),
+    Column("prefill_tokens_per_s", "prefill"),
+    Column("decode_tokens_per_s", "decode"),
+    Column("kv_bytes_engine", "KV held"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One field of the table: what is shown, what it is sorted by (None sorts last), and why it is missing."""
+
+    text: str
+    sort: float | None
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A cell in the table; `verdict_rank` sorts the worst last."""
+
+    cell: CellRow
+    load: str
+    failed: int
+    verdict_rank: int
+    entries: list[Entry]
+
+
+def table_rows(data: ReportData) -> list[TableRow]:
+    """Every cell, INVALID ones included."""
+    rows = []
+    for cell in data.cells:
+        entries = [
+            Entry(c.show(v), v.mean, v.why if v.mean is None else None)
+            for c in COLUMNS
+            for v in [cell.values[c.measure]]
+        ]
+        failed = sum(n for outcome, n in cell.outcomes.items() if outcome != "ok")
+        rank = VERDICTS.index(cell.verdict) if cell.verdict in VERDICTS else len(VERDICTS)
+        rows.append(TableRow(cell, load_words(cell.load_mode, cell.load_value), failed, rank, entries))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """KV bytes of a point, in words."""
+
+    engine: str
+    workload: str
+    load: str
+    predicted: str
+    engine_says: str
+    ratio: str
+    allocated: str
+    pool: str
+    weights: str
+    per_token: str
+
+
+def memory_rows(data: ReportData) -> list[MemoryLine]:
+    """Formula beside engine, point by point."""
+
+    def show(value: Value) -> str:
+        return quantity(value, "B")
+
+    return [
+        MemoryLine(
+            row.point.engine,
+            row.point.workload.label,
+            row.point.load_label,
+            show(row.predicted),
+            show(row.engine_says),
+            f"{row.ratio:.3f}" if row.ratio is not None else "–",
+            show(row.point.values["kv_allocated_bytes"]),
+            size(row.point.values["kv_pool_bytes"].mean),
+            size(row.point.values["weight_bytes"].mean),
+            f"{count(row.point.values['kv_bytes_per_token'].mean or 0)} B"
+            if row.point.values["kv_bytes_per_token"].known
+            else "–",
+        )
+        for row in data.memory
+    ]
