@@ -11,6 +11,8 @@ from results.truth import Steps
 
 # With more slots than this, the lock index uses the first so many as reference: the mean over slots has settled by then.
 _REFERENCE_SLOTS = 64
+# A gauge read less often than this in a cell says little about its mean.
+_ENOUGH_READINGS = 10
 
 
 def in_flight_mean(requests: Requests, start: int, end: int) -> float | None:
@@ -57,16 +59,28 @@ def batch_numbers(
 ) -> dict[str, Any]:
     """The `batch` part of a cell's summary. `span` is the scope, `cell` [started, ended] of its record.
 
-    `realised` is the best there is of decodes per step, running at the server, in flight at the client.
+    `realised` is the best there is of decodes per step, running at the server (read often enough), in flight at the client.
     """
+    times, values = samples.series("server", "running")
+    readings = int(((times >= cell[0]) & (times <= cell[1])).sum())
     numbers: dict[str, Any] = {
         "offered": offered,
         "in_flight": in_flight_mean(requests, *span),
-        "running": gauge_mean(*samples.series("server", "running"), *cell),
+        "running": gauge_mean(times, values, *cell),
         "decodes_per_step": decodes_per_step(steps),
     }
-    source = next((k for k in ("decodes_per_step", "running", "in_flight") if numbers[k] is not None), None)
-    return {**numbers, "realised": numbers[source] if source else None, "realised_source": source}
+    order = (
+        ["decodes_per_step", "running", "in_flight"]
+        if readings >= _ENOUGH_READINGS
+        else ["decodes_per_step", "in_flight"]
+    )
+    source = next((k for k in order if numbers[k] is not None), None)
+    return {
+        **numbers,
+        "running_readings": readings,
+        "realised": numbers[source] if source else None,
+        "realised_source": source,
+    }
 
 
 def lock_index(requests: Requests) -> tuple[float | None, int]:

@@ -78,9 +78,9 @@ def summarise(
     requests = requests.take(np.argsort(requests.request_id.astype(str), kind="stable"))
     tokens = token_chunks(requests, chunks)
     mode, value = str(record.load.get("mode", "unknown")), load_value(record.load)
-    data = scope_data(requests, tokens, steps, cell_started=record.started, mode=mode, width=max(1, int(value or 1)))
-    whole, notes = measure(data) if data else (None, {})
     cell = (record.started, record.ended)
+    data = scope_data(requests, tokens, steps, cell=cell, mode=mode, width=max(1, int(value or 1)))
+    whole, notes = measure(data) if data else (None, {})
     span = (data.start, data.end) if data else cell
     inside = data.steps if data else None
     output = delivered_tokens(requests, tokens)
@@ -180,10 +180,11 @@ def _server(samples: Samples, cell: tuple[int, int]) -> tuple[dict[str, Any], st
     for name, where in _SERVER_MAXIMA.items():
         times, values = samples.series(*where)
         inside = values[(times >= cell[0]) & (times <= cell[1])]
-        server[name] = float(inside.max()) if len(inside) else None
+        server[name] = _whole(float(inside.max())) if len(inside) else None
     fell = None
     for name, where in _SERVER_DELTAS.items():
-        server[name], down = counter_delta(*samples.series(*where), *cell)
+        delta, down = counter_delta(*samples.series(*where), *cell)
+        server[name] = _whole(delta) if delta is not None else None
         if down and where[0] == "server":
             fell = fell or where[1]
     return server, fell
@@ -302,6 +303,11 @@ def _merged(notes: Mapping[str, str], record: CellRecord) -> dict[str, str]:
     for fault in record.faults:
         found[fault.code] = "; ".join(e for e in (found.get(fault.code), fault.evidence) if e)
     return found
+
+
+def _whole(value: float) -> float | int:
+    """Counts and bytes come as floats from the samples; whole ones are shown as what they are."""
+    return int(value) if value.is_integer() else value
 
 
 def _number(value: Any) -> float | None:

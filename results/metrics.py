@@ -113,20 +113,22 @@ def scope_data(
     chunks: TokenChunks,
     steps: Steps | None,
     *,
-    cell_started: int,
+    cell: tuple[int, int],
     mode: str,
     width: int,
 ) -> ScopeData | None:
-    """The whole scope of a cell, first send to last end; None when nothing was sent."""
+    """The whole scope of a cell, first send to last end; None when nothing was sent. `cell` is [started, ended] of its
+    record."""
     sent = requests.sent[requests.sent != MISSING]
     if not len(sent):
         return None
     ends = requests.end[(requests.end != MISSING) & (requests.sent != MISSING)]
     start, end = int(sent.min()), int(ends.max()) if len(ends) else int(sent.max())
-    inside = steps.between(start, end) if steps is not None else None
+    # A server may begin a step before the client has stamped its send: the whole scope's steps are the cell's.
+    inside = steps.between(*cell) if steps is not None else None
     if inside is not None and not len(inside):
         inside = None
-    return ScopeData(requests, chunks, inside, start, max(end, start), cell_started, mode, width)
+    return ScopeData(requests, chunks, inside, start, max(end, start), cell[0], mode, width)
 
 
 def measure(data: ScopeData) -> tuple[dict[str, Any], dict[str, str]]:

@@ -93,8 +93,9 @@ def waves(requests: Requests, batch: int) -> Ints:
 def decode_in_waves(requests: Requests, answered: Bools, chunks: TokenChunks, batch: int) -> Rate:
     """Tokens between the last first-token and the first last-token of each wave / that time, over all waves.
 
-    A chunk's tokens are spread evenly over the gap before it, so that the tokens of one step that arrive just before and
-    just after an edge count alike. Waves with a failed request are left out: fewer streams were decoding there.
+    The tokens of one step arrive in a burst around each edge. Half the usual gap is the line between "this step" and "the
+    next": both edges are moved by it, so that the step at the lower edge is left out and the one at the upper edge counted
+    whole. Waves with a failed request are left out: fewer streams were decoding there.
     """
     if not len(requests):
         return NO_RATE
@@ -105,21 +106,17 @@ def decode_in_waves(requests: Requests, answered: Bools, chunks: TokenChunks, ba
     high = np.full(n, np.iinfo(np.int64).max, dtype=np.int64)
     np.maximum.at(low, wave[usable], requests.first_token[usable])
     np.minimum.at(high, wave[usable], requests.last_token[usable])
-    whole = np.bincount(wave[~usable], minlength=n) == 0
-    good = whole & (low != MISSING) & (high > low)
+    good = (np.bincount(wave[~usable], minlength=n) == 0) & (high > low)
     if not good.any():
         return NO_RATE
-    inside = good[wave][chunks.request] & ~chunks.first
-    request_wave = wave[chunks.request[inside]]
-    gap = chunks.gaps()[inside]
-    end = chunks.t[inside]
-    overlap = np.minimum(end, high[request_wave]) - np.maximum(end - gap, low[request_wave])
-    # Two chunks of one read share a stamp: the later one's tokens fall on an instant, inside or not.
-    at_once = (gap == 0) & (end > low[request_wave]) & (end <= high[request_wave])
-    part = np.where(gap > 0, np.maximum(overlap, 0) / np.maximum(gap, 1), at_once)
-    tokens = float((part * chunks.weight[inside]).sum())
-    time = int((high[good] - low[good]).sum())
-    everything = float(chunks.weight[answered[chunks.request]].sum())
-    return (
-        Rate(tokens / time * NS_PER_S, "wave", tokens / everything if everything else None, 0.0) if tokens else NO_RATE
-    )
+    of_wave = wave[chunks.request]
+    later = good[of_wave] & ~chunks.first
+    t, gap, weight, of_wave = chunks.t[later], chunks.gaps()[later], chunks.weight[later], of_wave[later]
+    opens = requests.first_token[chunks.request[later]] == low[of_wave]
+    within = (t - gap >= low[of_wave]) & (t <= high[of_wave])
+    margin = int(np.median(gap[within])) // 2 if within.any() else 0
+    # The stream whose first token is the lower edge has nothing else in that step.
+    counted = (t > low[of_wave] + np.where(opens, 0, margin)) & (t <= high[of_wave] + margin)
+    tokens, time = float(weight[counted].sum()), int((high[good] - low[good]).sum())
+    everything = float(chunks.weight[chunks.of(answered)].sum())
+    return Rate(tokens / time * NS_PER_S, "wave", tokens / everything, 0.0) if tokens else NO_RATE

@@ -7,17 +7,18 @@ from typing import Any
 
 from results.cell_summary import cell_summary, finite, unreadable
 from results.errors import StoreError
+from results.files import read_json
 from results.reasons import reason
 from results.records import CellRecord
-from results.schema import SUMMARY_SCHEMA
+from results.schema import SCHEMA_VERSION, SUMMARY_SCHEMA
 from results.store import RunStore
 from results.truth import Steps, read_steps
 
 
 def build_summary(store: RunStore) -> dict[str, Any]:
     """Compute the summary of a run from its files. One damaged cell is INVALID; it does not end the summary."""
-    records = store.cells()
-    sessions = {str(s.get("id")): s for s in store.sessions()}
+    records, damaged = _records(store)
+    sessions = _sessions(store)
     cells: dict[str, dict[str, Any]] = {}
     # Session by session, so that a session's step log is read once and only one is held at a time.
     for session_id in dict.fromkeys(r.session for r in records):
@@ -29,8 +30,40 @@ def build_summary(store: RunStore) -> dict[str, Any]:
         "schema": SUMMARY_SCHEMA,
         "run": store.name,
         "engines": _engines(store, list(sessions.values())),
-        "cells": [cells[r.id] for r in records],
+        "cells": [*(cells[r.id] for r in records), *damaged],
     }
+
+
+def _records(store: RunStore) -> tuple[list[CellRecord], list[dict[str, Any]]]:
+    """Every committed cell in the order they ran, and an INVALID entry for each whose record cannot be read."""
+    records, damaged = [], []
+    for path in sorted((store.path / "cells").glob("*/cell.json")):
+        try:
+            record = CellRecord.from_dict(read_json(path))
+            if record.schema > SCHEMA_VERSION:
+                raise StoreError(
+                    f"{path} has schema {record.schema}, this program knows {SCHEMA_VERSION}: update llm-dyno."
+                )
+        except (StoreError, TypeError, AttributeError, ValueError) as error:
+            blank = CellRecord(path.parent.name, "unknown", "unknown", "unknown", "", 0, 0, {}, {}, 0, 0)
+            why = str(error) if isinstance(error, StoreError) else f"{path} does not hold a cell's record: {error}."
+            damaged.append(unreadable(blank, [reason("unreadable_cell", why)]))
+        else:
+            records.append(record)
+    return sorted(records, key=lambda c: (c.started, c.id)), damaged
+
+
+def _sessions(store: RunStore) -> dict[str, dict[str, Any]]:
+    """Session records by id, oldest first; one that cannot be read tells nothing (its cells keep their events)."""
+    sessions = {}
+    for path in sorted((store.path / "sessions").glob("*/session.json")):
+        try:
+            found = read_json(path)
+        except StoreError as error:
+            found = {"failure": {"class": "unreadable", "evidence": str(error)}}
+        if isinstance(found, dict):
+            sessions[path.parent.name] = {"id": path.parent.name, **found}
+    return sessions
 
 
 def _steps(store: RunStore, session_id: str) -> tuple[Steps | None, StoreError | None]:
@@ -54,7 +87,7 @@ def _cell(
 def _engines(store: RunStore, sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every engine that was asked for or met: its sessions, and versions and settings as the last one found them."""
     asked = {str(e.get("label")): e for e in store.experiment.get("engines") or [] if isinstance(e, Mapping)}
-    labels = list(dict.fromkeys([*asked, *(str(s.get("engine")) for s in sessions)]))
+    labels = list(dict.fromkeys([*asked, *(str(s["engine"]) for s in sessions if s.get("engine"))]))
     engines = []
     for label in labels:
         own = [s for s in sessions if s.get("engine") == label]
