@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from results.batch import batch_numbers, lock_index
 from results.clock import NS_PER_MS
+from results.errors import StoreError
 from results.events import (
     MISSING,
     Chunks,
@@ -24,7 +26,7 @@ from results.events import (
 from results.kv_use import bytes_per_token, kv_numbers
 from results.metrics import ScopeData, decode_rate, measure, prefill_rate, scope_data
 from results.reasons import CellFacts, Reason, reasons_of, verdict
-from results.records import CellRecord
+from results.records import CellRecord, Fault
 from results.schema import Outcome
 from results.store import RunStore
 from results.tokens import TokenChunks, delivered_tokens, token_chunks
@@ -53,15 +55,30 @@ _SERVER_DELTAS = {
 }
 
 
-def cell_summary(
-    store: RunStore, record: CellRecord, session: Mapping[str, Any], steps: Steps | None = None
+def cell_summary(store: RunStore, record: CellRecord, session: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell as it stands in summary.json. `session` is its session.json (or {}).
+
+    Raises StoreError when the cell's event files or the manifest cannot be read.
+    """
+    steps, faults = session_steps(store, record.session)
+    return summarise_cell(store, record, session, steps, faults)
+
+
+def session_steps(store: RunStore, session_id: str) -> tuple[Steps | None, list[Fault]]:
+    """The engine's step log of a session, and a fault where there is one that cannot be read."""
+    try:
+        return read_steps(store.session_dir(session_id)), []
+    except StoreError as error:
+        return None, [Fault("truth_unreadable", str(error))]
+
+
+def summarise_cell(
+    store: RunStore, record: CellRecord, session: Mapping[str, Any], steps: Steps | None, faults: list[Fault]
 ) -> dict[str, Any]:
-    """A cell as it stands in summary.json. `session` is its session.json (or {}); `steps` are the session's, when the
-    caller has them already. Raises StoreError when the cell's files cannot be read."""
+    """`cell_summary` for a caller who has the session's steps already."""
     folder = store.cell_dir(record.id)
-    if steps is None:
-        steps = read_steps(store.session_dir(record.session))
     config = (store.manifest.get("model") or {}).get("config")
+    record = replace(record, faults=[*record.faults, *faults])
     return summarise(record, session, config, read_requests(folder), read_chunks(folder), read_samples(folder), steps)
 
 

@@ -318,6 +318,12 @@ REASONS: tuple[Row, ...] = (
         _prompt_tokens_disagree,
     ),
     Row(
+        "truth_unreadable",
+        _S,
+        "The engine's step log cannot be read",
+        "Client figures stand; what only the steps tell is estimated or missing. The evidence names the file.",
+    ),
+    Row(
         "client_lag",
         _S,
         "The client read late",

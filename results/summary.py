@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from results.cell_summary import cell_summary, finite, unreadable
+from results.cell_summary import finite, session_steps, summarise_cell, unreadable
 from results.errors import StoreError
 from results.files import read_json
 from results.reasons import reason
-from results.records import CellRecord
+from results.records import CellRecord, Fault
 from results.schema import SCHEMA_VERSION, SUMMARY_SCHEMA
 from results.store import RunStore
-from results.truth import Steps, read_steps
+from results.truth import Steps
 
 
 def build_summary(store: RunStore) -> dict[str, Any]:
@@ -23,9 +23,9 @@ def build_summary(store: RunStore) -> dict[str, Any]:
     # Session by session, so that a session's step log is read once and only one is held at a time.
     for session_id in dict.fromkeys(r.session for r in records):
         session = sessions.get(session_id, {})
-        steps, trouble = _steps(store, session_id)
+        steps, faults = session_steps(store, session_id)
         for record in (r for r in records if r.session == session_id):
-            cells[record.id] = _cell(store, record, session, steps, trouble)
+            cells[record.id] = _cell(store, record, session, steps, faults)
     return {
         "schema": SUMMARY_SCHEMA,
         "run": store.name,
@@ -66,20 +66,11 @@ def _sessions(store: RunStore) -> dict[str, dict[str, Any]]:
     return sessions
 
 
-def _steps(store: RunStore, session_id: str) -> tuple[Steps | None, StoreError | None]:
-    try:
-        return read_steps(store.session_dir(session_id)), None
-    except StoreError as error:
-        return None, error
-
-
 def _cell(
-    store: RunStore, record: CellRecord, session: Mapping[str, Any], steps: Steps | None, trouble: StoreError | None
+    store: RunStore, record: CellRecord, session: Mapping[str, Any], steps: Steps | None, faults: list[Fault]
 ) -> dict[str, Any]:
-    if trouble is not None:
-        return unreadable(record, [reason("unreadable_cell", str(trouble))])
     try:
-        return cell_summary(store, record, session, steps)
+        return summarise_cell(store, record, session, steps, faults)
     except StoreError as error:
         return unreadable(record, [reason("unreadable_cell", str(error))])
 

@@ -488,3 +488,54 @@ def _manifest(model: str, name: str, root: Path) -> dict[str, Any]:
         "packages": {"llm-dyno": "0.1.0", "torch": "2.13.0", "numpy": "2.4.0"},
         "git": {"commit": "0123456789abcdef", "dirty": False},
     }
+
+
+def request_row(
+    request_id: str, sent_s: float, first_s: float | None, last_s: float | None, tokens: int | None, **changes: Any
+) -> dict[str, Any]:
+    """One request by hand, in seconds; answered in full unless `changes` says otherwise."""
+    stamps = {"sent": _ns(sent_s), "first_token": _ns(first_s), "last_token": _ns(last_s)}
+    return {
+        "request_id": request_id,
+        "slot": 0,
+        "worker": 0,
+        "intended": stamps["sent"],
+        "queued": stamps["sent"],
+        **stamps,
+        "first_byte": stamps["first_token"],
+        "end": stamps["last_token"] if last_s is not None else stamps["sent"],
+        "outcome": "ok",
+        "http_status": 200,
+        "input_tokens_planned": 10,
+        "input_tokens_counted": 10,
+        "output_tokens_asked": tokens,
+        "output_tokens": tokens,
+        "tokens_in_first_chunk": 1 if tokens else None,
+        "count_source": "ids",
+        "finish_reason": "length",
+        **changes,
+    }
+
+
+def text_chunk(request_id: str, t_s: float, tokens: int | None = 1) -> dict[str, Any]:
+    return {"request_id": request_id, "t": _ns(t_s), "lag": 1_000, "kind": "text", "tokens": tokens, "bytes": 10}
+
+
+def plain_record(load: Mapping[str, Any] | None = None, ended_s: float = 1_000.0, **changes: Any) -> CellRecord:
+    """The record of a cell made by hand; it starts at 0."""
+    return CellRecord(
+        id="cell",
+        engine="engine",
+        backend="reference",
+        model="synthetic-llama",
+        session="session",
+        block=0,
+        seed=0,
+        workload=_workload(10, 10),
+        load=dict(load or {"mode": "concurrency", "concurrency": 1, "requests": 1}),
+        **{"started": 0, "ended": _ns(ended_s), "client": {"receive_stamps": "kernel"}, **changes},
+    )
+
+
+def _ns(seconds: float | None) -> Any:
+    return None if seconds is None else round(seconds * NS_PER_S)
