@@ -1,0 +1,340 @@
+"""One connection to the server: opening it, TLS, writing a request, reading what comes with its arrival stamp."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from harness.load import stamps
+from harness.load.exchange import Exchange
+from harness.load.http import ProtocolError, ResponseDecoder
+from harness.load.poller import ERROR, READ, WRITE, Poller
+from harness.load.stamps import CONTROL_SIZE, ReceiveClock
+from results.clock import now_ns
+
+READ_SIZE = 64 * 1024
+Address = tuple[int, Any]  # family, sockaddr
+
+
+class Owner(Protocol):
+    """What a connection tells its client. `looked` is when the loop last looked at all sockets (ns)."""
+
+    poller: Poller
+    clock: ReceiveClock
+    looked: int
+
+    def opened(self, connection: Connection) -> None: ...
+
+    def received(self, exchange: Exchange, t: int, lag: int | None, data: bytes) -> None: ...
+
+    def answered(self, connection: Connection, exchange: Exchange, t: int) -> None: ...
+
+    def lost(self, connection: Connection, why: str) -> None: ...
+
+
+class _State(Enum):
+    CONNECTING = auto()
+    HANDSHAKE = auto()
+    OPEN = auto()
+    CLOSED = auto()
+
+
+class Connection:
+    """A non-blocking socket in the client's poller. Serves one exchange at a time, which may be given before it is open.
+
+    `reused` says that it was open before its request came; `opened_at` is when it became ready. Every way of ending is reported once
+    to the owner's `lost`, except `close`, which is the owner's own doing.
+    """
+
+    def __init__(self, owner: Owner, address: Address, tls: ssl.SSLContext | None, host: str) -> None:
+        self.owner = owner
+        self.exchange: Exchange | None = None
+        self.reused = False
+        self.opened_at: int | None = None
+        self.kernel_stamps = False
+        self._address = address
+        self._tls = _Tls(tls, host) if tls is not None else None
+        self._out: list[memoryview] = []
+        self._decoder = ResponseDecoder()
+        self._last = 0  # arrivals on one connection never go back
+        self._more = False  # the last read was full, so the next may find older data
+        self._state = _State.CONNECTING
+        self._mask = 0
+
+    def open(self) -> None:
+        """Begin to connect; the owner hears `opened` or `lost`."""
+        family, sockaddr = self._address
+        try:
+            self._sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.kernel_stamps = stamps.enable(self._sock)
+            code = self._sock.connect_ex(sockaddr)
+        except OSError as error:
+            self._lost(_words(error))
+            return
+        self._recvmsg = self._sock.recvmsg
+        if code not in (0, errno.EINPROGRESS):
+            self._lost(os.strerror(code))
+            return
+        self._watch(WRITE)
+
+    @property
+    def is_open(self) -> bool:
+        return self._state is _State.OPEN
+
+    @property
+    def closed(self) -> bool:
+        return self._state is _State.CLOSED
+
+    def close(self) -> None:
+        """End it without a word to the owner."""
+        if self._state is _State.CLOSED:
+            return
+        self._state = _State.CLOSED
+        self.exchange = None
+        self._out = []
+        if hasattr(self, "_sock"):
+            if self._mask:
+                self.owner.poller.remove(self._sock.fileno())
+                self._mask = 0
+            self._sock.close()
+
+    def send(self, exchange: Exchange, head: bytes, body: memoryview) -> None:
+        """Write a request: now if the connection is open, else as soon as it is."""
+        self.exchange = exchange
+        self.reused = self.opened_at is not None
+        self._decoder = ResponseDecoder()
+        self._out = [memoryview(head), body]
+        if self._state is _State.OPEN:
+            self._flush()
+
+    @property
+    def fully_sent(self) -> bool:
+        return not self._out and (self._tls is None or not self._tls.pending)
+
+    def handle(self, mask: int) -> None:
+        """The poller says the socket is ready."""
+        if self._state is _State.OPEN:
+            if mask & (READ | ERROR):
+                self._read()
+            if mask & WRITE and self._state is _State.OPEN:
+                self._flush()
+        elif self._state is _State.CONNECTING:
+            self._finish_connect()
+        elif self._state is _State.HANDSHAKE:
+            self._handshake(mask)
+
+    def _watch(self, mask: int) -> None:
+        if mask == self._mask:
+            return
+        if self._mask:
+            self.owner.poller.change(self._sock.fileno(), mask)
+        else:
+            self.owner.poller.add(self._sock.fileno(), mask, self)
+        self._mask = mask
+
+    def _finish_connect(self) -> None:
+        code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._lost(os.strerror(code))
+        elif self._tls is not None:
+            self._state = _State.HANDSHAKE
+            self._handshake(0)
+        else:
+            self._ready()
+
+    def _handshake(self, mask: int) -> None:
+        assert self._tls is not None
+        try:
+            if mask & (READ | ERROR):
+                data = self._sock.recv(READ_SIZE)
+                if not data:
+                    self._lost("the connection was closed during the TLS handshake")
+                    return
+                self._tls.incoming.write(data)
+            done = self._tls.handshake()
+            self._send_tls()
+        except BlockingIOError:
+            return
+        except ssl.SSLCertVerificationError as error:
+            self._lost(f"TLS: the certificate was not accepted: {error.verify_message}")
+        except ssl.SSLError as error:
+            self._lost(f"TLS: {error.reason or error}")
+        except OSError as error:
+            self._lost(_words(error))
+        else:
+            if done:
+                self._ready()
+
+    def _ready(self) -> None:
+        self._state = _State.OPEN
+        self.opened_at = now_ns()
+        self._watch(READ)
+        self.owner.opened(self)
+        if self._state is _State.OPEN and self._out:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Hand the request to the kernel; what does not fit waits for the socket."""
+        try:
+            if self._tls is not None:
+                for view in self._out:
+                    self._tls.write(view)
+                self._out = []
+                self._send_tls()
+                if self._tls.pending:
+                    return
+            while self._out:
+                count = self._sock.sendmsg(self._out)
+                while self._out and count >= len(self._out[0]):
+                    count -= len(self._out.pop(0))
+                if self._out:
+                    self._out[0] = self._out[0][count:]
+        except BlockingIOError:
+            self._watch(READ | WRITE)
+            return
+        except OSError as error:
+            self._send_failed(error)
+            return
+        if self.exchange is not None and self.exchange.sent is None:
+            self.exchange.sent = now_ns()
+        self._watch(READ)
+
+    def _send_tls(self) -> None:
+        """Move encrypted bytes to the socket."""
+        assert self._tls is not None
+        try:
+            while self._tls.pending:
+                count = self._sock.send(self._tls.pending)
+                self._tls.pending = self._tls.pending[count:]
+        except BlockingIOError:
+            pass
+        self._watch(READ | WRITE if self._tls.pending else READ)
+
+    def _send_failed(self, error: OSError) -> None:
+        """The server does not read on. It may have answered already (413, 401): read that before giving up."""
+        self._watch(READ)
+        self._read()
+        if self._state is _State.OPEN and self.exchange is not None and self._decoder.head is None:
+            self._lost(_words(error))
+
+    def _read(self) -> None:
+        try:
+            data, control, _, _ = self._recvmsg(READ_SIZE, CONTROL_SIZE)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lost(_words(error))
+            return
+        owner = self.owner
+        now = now_ns()
+        t, lag = owner.clock.arrival(control, now, 0 if self._more else owner.looked)
+        if t < self._last:
+            t = self._last
+        self._last = t
+        self._more = len(data) == READ_SIZE
+        exchange = self.exchange
+        if not data:
+            self._end_of_stream(t)
+            return
+        if self._tls is not None:
+            try:
+                data = self._tls.decrypt(data)
+            except ssl.SSLError as error:
+                self._lost(f"TLS: {error.reason or error}")
+                return
+            if not data:
+                return
+        if exchange is None:
+            self._lost("the server spoke out of turn")
+            return
+        decoder = self._decoder
+        try:
+            pieces = decoder.feed(data)
+        except ProtocolError as error:
+            self._lost(str(error))
+            return
+        if exchange.first_byte is None:
+            exchange.first_byte = t
+        exchange.last_read = now
+        if exchange.head is None:
+            exchange.head = decoder.head
+        for piece in pieces:
+            owner.received(exchange, t, lag, piece)
+        if decoder.done:
+            owner.answered(self, exchange, t)
+
+    def _end_of_stream(self, t: int) -> None:
+        exchange, decoder = self.exchange, self._decoder
+        decoder.end_of_stream()
+        if exchange is not None and decoder.done:
+            self.owner.answered(self, exchange, t)
+        else:
+            self._lost(f"the server closed the connection {decoder.missing}".rstrip())
+
+    @property
+    def reusable(self) -> bool:
+        """After an answer: may another request follow on this connection?"""
+        head = self._decoder.head
+        return bool(
+            self._state is _State.OPEN
+            and head is not None
+            and head.keep_alive
+            and not self._decoder.ends_with_connection
+            and not self._decoder.excess
+            and self.fully_sent
+        )
+
+    def _lost(self, why: str) -> None:
+        exchange = self.exchange
+        self.close()
+        self.exchange = exchange
+        self.owner.lost(self, why)
+        self.exchange = None
+
+
+class _Tls:
+    """TLS over memory buffers, so that the bytes still pass through recvmsg and keep their arrival stamps."""
+
+    def __init__(self, context: ssl.SSLContext, host: str) -> None:
+        self.incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._object = context.wrap_bio(self.incoming, self._outgoing, server_hostname=host)
+        self.pending = b""
+
+    def handshake(self) -> bool:
+        """One step; True when it is done. Bytes to be sent are in `pending`, also after a failure (the alert)."""
+        try:
+            self._object.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        finally:
+            self.pending += self._outgoing.read()
+        return True
+
+    def write(self, data: memoryview) -> None:
+        while data:
+            data = data[self._object.write(data) :]
+        self.pending += self._outgoing.read()
+
+    def decrypt(self, data: bytes) -> bytes:
+        """What can be read after these bytes; empty when a record is not complete (or held no data)."""
+        self.incoming.write(data)
+        pieces: list[bytes] = []
+        try:
+            while piece := self._object.read(READ_SIZE):
+                pieces.append(piece)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            pass  # closed by the peer: the end of the TCP stream follows
+        self.pending += self._outgoing.read()
+        return b"".join(pieces)
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,169 @@
+"""One request's life at the client: its stamps while it runs, and the judgement once it is over."""
+
+from __future__ import annotations
+
+import orjson
+
+from harness.load.http import Head
+from harness.load.plan import RequestPlan
+from harness.load.sse import StreamParser, StreamResult, error_text, is_error, shorten
+from results.schema import CountSource, Outcome
+
+# Of a body that is no stream this much is kept.
+MAX_BODY_BYTES = 64 * 1024 * 1024
+_MAX_ERROR_BODY = 64 * 1024
+
+
+class Exchange:
+    """Stamps (ns, None for "did not happen") and what came back. `failure` is how the transport failed, if it did."""
+
+    __slots__ = (
+        "_body",
+        "_body_size",
+        "_parser",
+        "connect_end",
+        "connect_start",
+        "end",
+        "failure",
+        "first_byte",
+        "head",
+        "index",
+        "intended",
+        "last_read",
+        "plan",
+        "queued",
+        "retried",
+        "sent",
+        "slot",
+    )
+
+    def __init__(self, index: int, plan: RequestPlan, slot: int, intended: int, queued: int) -> None:
+        self.index, self.plan, self.slot = index, plan, slot
+        self.intended = min(intended, queued)
+        self.queued = queued
+        self.connect_start: int | None = None
+        self.connect_end: int | None = None
+        self.sent: int | None = None
+        self.first_byte: int | None = None
+        self.end: int | None = None
+        self.last_read: int | None = None
+        self.head: Head | None = None
+        self.failure: tuple[Outcome, str] | None = None
+        self.retried = False
+        self._parser: StreamParser | None = None
+        self._body: list[bytes] | None = None
+        self._body_size = 0
+
+    @property
+    def token_seen(self) -> bool:
+        """Has a generated token been found in what was parsed so far?"""
+        return self._parser is not None and self._parser.result.first_token is not None
+
+    def take(self, t: int, lag: int | None, data: bytes) -> None:
+        """A piece of the body, in order; called when there is time for it, not when it arrives."""
+        if self._parser is not None:
+            self._parser.feed(t, lag, data)
+        elif self._body is not None:
+            if self._body_size <= MAX_BODY_BYTES:
+                self._body.append(data)
+                self._body_size += len(data)
+        elif self._is_stream(data):
+            self._parser = StreamParser()
+            self._parser.feed(t, lag, data)
+        else:
+            self._body = [data]
+            self._body_size = len(data)
+
+    def _is_stream(self, data: bytes) -> bool:
+        """By its type; where the server names neither, JSON is what begins with a brace."""
+        head = self.head
+        if head is None or not 200 <= head.status < 300:
+            return False
+        kind = head.headers.get("content-type", "").lower()
+        if "event-stream" in kind:
+            return True
+        return "json" not in kind and not data.lstrip().startswith(b"{")
+
+    def settle(self, ignore_eos: bool) -> tuple[Outcome, str | None, StreamResult]:
+        """Outcome, error text and counts; called once, after the last `take`.
+
+        A 200 answer in one JSON object is understood whether or not streaming was asked for: its tokens are counted
+        from its usage, and it has no chunks and so no first token.
+        """
+        result = self._parser.finish() if self._parser is not None else self._plain_result()
+        outcome, error = self._judge(result, ignore_eos)
+        return outcome, error, result
+
+    @property
+    def not_streamed(self) -> bool:
+        """A body came that was not an event stream."""
+        return self._body is not None
+
+    def _judge(self, result: StreamResult, ignore_eos: bool) -> tuple[Outcome, str | None]:
+        head = self.head
+        if self.failure is not None and self.failure[0] is Outcome.CANCELLED:
+            return self.failure
+        if head is not None and not 200 <= head.status < 300:
+            return Outcome.HTTP_ERROR, self._http_error(head)
+        if result.error is not None:
+            return Outcome.STREAM_ERROR, result.error
+        # With [DONE] the answer was whole, whatever became of the connection afterwards.
+        if self.failure is not None and not (result.done and self.failure[0] is Outcome.RESET):
+            return self.failure
+        if result.finish_reason in ("error", "abort"):
+            return Outcome.STREAM_ERROR, f"the server ended the answer with finish_reason {result.finish_reason!r}"
+        if not result.terminal:
+            return Outcome.TRUNCATED, "the answer ended without finish_reason, usage or [DONE]"
+        if ignore_eos and self._is_short(result):
+            return Outcome.SHORT, (
+                f"{result.output_tokens} of {self.plan.output_tokens} tokens although end-of-sequence was to be ignored "
+                f"(finish_reason {result.finish_reason!r})"
+            )
+        return Outcome.OK, None
+
+    def _is_short(self, result: StreamResult) -> bool:
+        if result.output_tokens >= self.plan.output_tokens:
+            return False
+        # A count of chunks is only a lower bound of the tokens: then the server's own word must confirm it.
+        known = result.count_source is not None and result.count_source is not CountSource.CHUNKS
+        return known or result.finish_reason == "stop"
+
+    def _http_error(self, head: Head) -> str:
+        body = b"".join(self._body or [])[:_MAX_ERROR_BODY]
+        try:
+            said = error_text(orjson.loads(body))
+        except orjson.JSONDecodeError:
+            said = shorten(body.decode("utf-8", "replace"))
+        if location := head.headers.get("location"):
+            said = f"redirect to {shorten(location, 200)} (not followed) {said}".rstrip()
+        return f"HTTP {head.status}: {said or 'no body'}"
+
+    def _plain_result(self) -> StreamResult:
+        """What an answer without a stream said."""
+        result = StreamResult()
+        if self._body is None or self.head is None or not 200 <= self.head.status < 300:
+            return result
+        body = b"".join(self._body)
+        try:
+            message = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            if self.failure is None:
+                result.error = (
+                    f"the answer is neither an event stream nor JSON: {shorten(body[:2000].decode('utf-8', 'replace'))}"
+                )
+            return result
+        if not isinstance(message, dict) or is_error(message):
+            result.error = error_text(message)
+            return result
+        usage = message.get("usage")
+        if isinstance(usage, dict):
+            result.terminal = True
+            result.input_tokens = usage.get("prompt_tokens")
+            if isinstance(count := usage.get("completion_tokens"), int):
+                result.output_tokens, result.count_source = count, CountSource.FINAL_USAGE
+        choices = message.get("choices")
+        if isinstance(choices, list):
+            reasons = [c["finish_reason"] for c in choices if isinstance(c, dict) and c.get("finish_reason")]
+            if reasons:
+                result.finish_reason, result.terminal = str(reasons[-1]), True
+        return result

@@ -1,0 +1,46 @@
+"""Readiness of many sockets: epoll where there is one, else poll, behind four words.
+
+The selectors module does the same at about a microsecond an event more, which is a tenth of what a token may cost.
+"""
+
+from __future__ import annotations
+
+import select
+from typing import Protocol
+
+READ, WRITE = 1, 4
+ERROR = 8 | 16  # error, hang-up: the numbers are the same for poll and epoll
+
+
+class Handler(Protocol):
+    """Who is told that a descriptor is ready."""
+
+    def handle(self, mask: int) -> None: ...
+
+
+class Poller:
+    """Descriptors and their handlers. `poll` gives (descriptor, mask) of all that are ready."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, Handler] = {}
+        # Both have register, modify and unregister of the same form; only poll differs.
+        self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        self._set = self._epoll if self._epoll is not None else select.poll()
+
+    def add(self, fd: int, mask: int, handler: Handler) -> None:
+        self._set.register(fd, mask)
+        self.handlers[fd] = handler
+
+    def change(self, fd: int, mask: int) -> None:
+        self._set.modify(fd, mask)
+
+    def remove(self, fd: int) -> None:
+        self._set.unregister(fd)
+        del self.handlers[fd]
+
+    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        """(descriptor, mask) of all that are ready; waits at most `timeout_s`."""
+        if self._epoll is not None:
+            # Without the second argument at most 1,023 are reported, and the rest would look late.
+            return self._epoll.poll(timeout_s, len(self.handlers) + 1)
+        return self._set.poll(int(timeout_s * 1000) + (timeout_s > 0))

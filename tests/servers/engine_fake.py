@@ -1,0 +1,169 @@
+"""A fake engine as an executable: quick to start, standard library only, with a fault at any stage of its life by flag.
+
+`python tests/servers/engine_fake.py --port P [faults]`. Without faults it answers /health, /v1/models and streams
+POST /v1/completions. It writes to its log what a test wants to wait for: `listening`, `got SIGTERM`, `worker PID kind`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+FOREVER_S = 600.0
+
+
+def say(*words: object) -> None:
+    """One line of the log, whole, even when several processes write."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--model", default="fake")
+    parser.add_argument("--message", default="", help="said before a fault, and on stderr")
+    parser.add_argument("--exit-at-spawn", type=int, metavar="CODE")
+    parser.add_argument("--hang-before-bind", action="store_true")
+    parser.add_argument("--chatter", type=int, default=0, metavar="N", help="N log lines, 50 ms apart, before it binds")
+    parser.add_argument("--not-ready", type=int, default=0, metavar="N", help="503 for N polls; -1 for ever")
+    parser.add_argument("--die-after-bind", type=int, metavar="CODE", help="negative: by that signal")
+    parser.add_argument("--die-after-tokens", type=int, metavar="N")
+    parser.add_argument("--die-code", type=int, default=-11)
+    parser.add_argument("--worker", action="append", default=[], choices=["stubborn", "session", "orphan", "port"])
+    parser.add_argument("--exit-with-workers", type=int, metavar="CODE", help="exit at once and leave the workers")
+    parser.add_argument("--ignore-term", action="store_true")
+    return parser.parse_args()
+
+
+def die(code: int) -> None:
+    """End at once, by a signal where `code` is negative."""
+    if code < 0:
+        os.kill(os.getpid(), -code)
+        time.sleep(FOREVER_S)
+    os._exit(code)
+
+
+def start_worker(kind: str, listener: socket.socket | None) -> None:
+    """A child that ignores SIGTERM and stays: in a session of its own, orphaned at once, or holding the port."""
+    ready, done = os.pipe()
+    if os.fork() == 0:
+        if kind == "orphan" and os.fork() != 0:
+            os._exit(0)
+        if kind in ("session", "orphan"):
+            os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        if kind != "port" and listener is not None:
+            listener.close()
+        say("worker", os.getpid(), kind)
+        os.write(done, b".")
+        os.close(done)
+        time.sleep(FOREVER_S)
+        os._exit(0)
+    os.close(done)
+    os.read(ready, 1)
+    os.close(ready)
+
+
+class Server:
+    """Just enough HTTP: one request a connection."""
+
+    def __init__(self, options: argparse.Namespace, listener: socket.socket) -> None:
+        self.options, self.listener = options, listener
+        self.polls = 0
+
+    def serve(self) -> None:
+        while True:
+            connection, _ = self.listener.accept()
+            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+
+    def answer(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                data = b""
+                while b"\r\n\r\n" not in data:
+                    piece = connection.recv(65536)
+                    if not piece:
+                        return
+                    data += piece
+                head, _, body = data.partition(b"\r\n\r\n")
+                lines = head.decode("latin-1").split("\r\n")
+                headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:])}
+                while len(body) < int(headers.get("content-length", "0")):
+                    body += connection.recv(65536)
+                method, path, _ = lines[0].split(" ")
+                if method == "POST":
+                    self.stream(connection, json.loads(body))
+                else:
+                    self.reply(connection, *self.page(path))
+            except OSError:
+                return  # the client went away
+
+    def page(self, path: str) -> tuple[int, dict[str, Any]]:
+        self.polls += 1
+        if self.options.die_after_bind is not None:
+            say(self.options.message)
+            die(self.options.die_after_bind)
+        if self.options.not_ready < 0 or self.polls <= self.options.not_ready:
+            return 503, {"error": {"message": "Loading model"}}
+        if path == "/v1/models":
+            return 200, {"object": "list", "data": [{"id": self.options.model, "max_model_len": 2048}]}
+        return (200, {"status": "ok"}) if path == "/health" else (404, {"error": {"message": "not found"}})
+
+    def reply(self, connection: socket.socket, status: int, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode()
+        head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        connection.sendall(head.encode() + b"Connection: close\r\n\r\n" + body)
+
+    def stream(self, connection: socket.socket, request: dict[str, Any]) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        for index in range(int(request.get("max_tokens", 4))):
+            if index == self.options.die_after_tokens:
+                say(self.options.message)
+                die(self.options.die_code)
+            connection.sendall(b'data: {"choices": [{"index": 0, "text": " x"}]}\n\n')
+        connection.sendall(b"data: [DONE]\n\n")
+
+
+def main() -> None:
+    options = parse_arguments()
+
+    def on_signal(number: int, _frame: object) -> None:
+        say("got", signal.Signals(number).name)
+        if not (options.ignore_term and number == signal.SIGTERM):
+            os._exit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    if options.message and options.die_after_bind is None and options.die_after_tokens is None:
+        print(options.message, file=sys.stderr, flush=True)
+    if options.exit_at_spawn is not None:
+        die(options.exit_at_spawn)
+    for number in range(options.chatter):
+        say("loading step", number)
+        time.sleep(0.05)
+    if options.hang_before_bind:
+        say("hanging")
+        time.sleep(FOREVER_S)
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((options.host, options.port))
+    for kind in options.worker:
+        start_worker(kind, listener)
+    if options.exit_with_workers is not None:
+        die(options.exit_with_workers)
+    listener.listen(64)
+    say("listening", listener.getsockname()[1])
+    Server(options, listener).serve()
+
+
+if __name__ == "__main__":
+    main()
