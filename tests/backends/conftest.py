@@ -1,0 +1,72 @@
+"""Fake engines for the tests of supervision."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from backends import keeper
+from backends.base import LaunchPlan
+from backends.ports import free_port, port_is_free
+from backends.process import ServerProcess
+
+FAKE = Path(__file__).parents[1] / "servers" / "engine_fake.py"
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    """Wait for a condition; fails with `what` when it does not come true."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.01)
+
+
+class FakeEngine:
+    """Starts fake engines on one free port and checks that nothing of them is left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = folder / "logs" / "server.log"
+        self.seen: set[keeper.Process] = set()
+        self.servers: list[ServerProcess] = []
+
+    def command(self, *faults: str) -> tuple[str, ...]:
+        return (sys.executable, "-S", "-E", str(FAKE), "--port", str(self.port), *faults)
+
+    def start(self, *faults: str, grace_s: float = 5.0) -> ServerProcess:
+        server = ServerProcess.start(LaunchPlan(self.command(*faults)), self.log, grace_s, port=self.port)
+        self.servers.append(server)
+        return server
+
+    def ready(self, *faults: str, grace_s: float = 5.0) -> ServerProcess:
+        server = self.start(*faults, grace_s=grace_s)
+        server.wait_ready(self.url, "/health", 20)
+        self.remember(server.pids())
+        return server
+
+    def remember(self, pids: list[int]) -> None:
+        self.seen |= {process for pid in pids if (process := keeper.identify(pid))}
+
+    def words(self) -> str:
+        return self.log.read_text()
+
+    def worker_pids(self) -> list[int]:
+        return [int(line.split()[1]) for line in self.words().splitlines() if line.startswith("worker ")]
+
+    def assert_nothing_left(self) -> None:
+        assert [p for p in self.seen if keeper.alive(p)] == []
+        assert port_is_free("127.0.0.1", self.port)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeEngine]:
+    """A fake engine to start with faults."""
+    engine = FakeEngine(tmp_path)
+    yield engine
+    for server in engine.servers:
+        server.stop()

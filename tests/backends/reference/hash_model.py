@@ -1,0 +1,78 @@
+"""A model without arithmetic: the next token is a hash of what it reads through the block table.
+
+Any mix-up of blocks, positions or recomputation changes its output, which is known in advance from the prompt alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from backends.reference.engine import Engine
+from backends.reference.kv_cache import BlockManager
+from backends.reference.messages import NewToken
+from backends.reference.scheduler import Scheduled, Scheduler
+
+VOCABULARY = 61
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """The token that follows `tokens`."""
+    return zlib.crc32(",".join(map(str, tokens)).encode()) % VOCABULARY
+
+
+def expected_output(prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int] = frozenset()) -> list[int]:
+    """What must be generated after `prompt`, whatever else the engine does."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens))
+        if tokens[-1] in stop_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+class HashRunner:
+    """Keeps each slot's token, as a real runner keeps its KV."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots: dict[tuple[int, int], int] = {}
+        self.batches: list[list[tuple[int, int, int]]] = []  # per step: (key, start, count)
+
+    def run(self, items: Sequence[Scheduled]) -> list[int]:
+        self.batches.append([(item.request.key, item.start, item.count) for item in items])
+        for item in items:
+            for position in range(item.start, item.end):
+                self.slots[self._slot(item, position)] = item.request.tokens[position]
+        return [
+            next_token([self.slots[self._slot(item, position)] for position in range(item.end)])
+            for item in items
+            if item.samples
+        ]
+
+    def _slot(self, item: Scheduled, position: int) -> tuple[int, int]:
+        return item.request.block_table[position // self.block_size], position % self.block_size
+
+
+def hash_engine(
+    num_blocks: int = 1000,
+    block_size: int = 16,
+    max_model_len: int = 4096,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
+) -> Engine:
+    """An engine over the hash model."""
+    blocks = BlockManager(num_blocks, block_size)
+    return Engine(Scheduler(blocks, max_model_len, max_num_seqs, max_num_batched_tokens), HashRunner(block_size))
+
+
+def run_to_end(engine: Engine, max_steps: int = 5000) -> dict[int, list[NewToken]]:
+    """Step until idle, checking all accounts after every step; tokens by request key."""
+    made: dict[int, list[NewToken]] = {}
+    for _ in range(max_steps):
+        if not engine.scheduler.has_work:
+            return made
+        for token in engine.step():
+            made.setdefault(token.key, []).append(token)
+        engine.scheduler.check_integrity()
+    raise AssertionError(f"not idle after {max_steps} steps: {engine.stats()}")

@@ -1,0 +1,88 @@
+"""Arrivals, aborts and preemptions in any order: outputs stay exact, and every block comes back."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from backends.reference.messages import NewToken, Submit
+from backends.reference.scheduler import RefusedError
+from tests.backends.reference.hash_model import VOCABULARY, expected_output, hash_engine, run_to_end
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Drives an engine over the hash model with a pool small enough to preempt."""
+
+    @initialize(
+        num_blocks=st.integers(2, 16),
+        block_size=st.integers(1, 9),
+        max_num_seqs=st.integers(1, 6),
+        budget=st.integers(1, 40),
+    )
+    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int) -> None:
+        self.engine = hash_engine(num_blocks, block_size, 100, max_num_seqs, budget)
+        self.next_key = 0
+        self.asked: dict[int, Submit] = {}
+        self.made: dict[int, list[NewToken]] = {}
+        self.aborted: set[int] = set()
+
+    @rule(
+        prompt=st.lists(st.integers(0, VOCABULARY - 1), max_size=40), max_tokens=st.integers(1, 30), stops=st.booleans()
+    )
+    def submit(self, prompt: list[int], max_tokens: int, stops: bool) -> None:
+        stop_ids = frozenset(range(5)) if stops else frozenset()
+        message = Submit(self.next_key, f"r{self.next_key}", prompt, max_tokens, stop_ids=stop_ids)
+        self.next_key += 1
+        scheduler = self.engine.scheduler
+        fits = scheduler.blocks.blocks_for(len(prompt) + max_tokens - 1) <= scheduler.blocks.num_blocks
+        try:
+            self.engine.submit(message)
+        except RefusedError:
+            assert not prompt or not fits
+            return
+        assert prompt
+        assert fits
+        self.asked[message.key] = message
+        self.made[message.key] = []
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        key = data.draw(st.integers(0, self.next_key))
+        if self.engine.scheduler.abort(key):
+            assert key not in self.aborted
+            self.aborted.add(key)
+
+    @precondition(lambda self: self.engine.scheduler.has_work)
+    @rule(steps=st.integers(1, 8))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.engine.scheduler.has_work:
+                self.receive(self.engine.step())
+                self.engine.scheduler.check_integrity()
+
+    def receive(self, tokens: list[NewToken]) -> None:
+        for token in tokens:
+            assert token.key not in self.aborted
+            assert token.index == len(self.made[token.key])
+            self.made[token.key].append(token)
+
+    @invariant()
+    def accounts_balance(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for tokens in run_to_end(self.engine).values():
+            self.receive(tokens)
+        assert self.engine.scheduler.blocks.num_free == self.engine.scheduler.blocks.num_blocks
+        for key, message in self.asked.items():
+            expected = expected_output(message.prompt, message.max_tokens, message.stop_ids)
+            made = [token.token for token in self.made[key]]
+            assert made == (expected[: len(made)] if key in self.aborted else expected)
+
+
+EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEngine = EngineMachine.TestCase
