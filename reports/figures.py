@@ -146,7 +146,6 @@ class Series:
     """Marks in order; None is a gap at which the line breaks. `colour` and `shape` index the palette and the marker table."""
 
     name: str
-    short: str
     colour: int
     shape: int
     style: str
@@ -168,7 +167,7 @@ class Panel:
 
 @dataclass(slots=True)
 class Key:
-    """A legend entry."""
+    """A legend entry. Colour -1 is neutral, shape -1 is a plain line."""
 
     text: str
     colour: int
@@ -205,8 +204,9 @@ def line_style(line: Line, data: ReportData) -> tuple[int, int]:
 def line_name(line: Line, data: ReportData) -> str:
     """A line's name, no longer than it must be."""
     mode = "" if len({x.load_mode for x in data.lines}) == 1 else f", {line.load_mode}"
-    name = f"{line.engine} · {line.workload.label}" if len(data.engines) > 1 else line.workload.label
-    return f"{name}{mode}"
+    one_output = line.workload.input_tokens is not None and len({w.output_tokens for w in data.workloads}) == 1
+    workload = f"{line.workload.input_label} in" if one_output else line.workload.label
+    return f"{line.engine} · {workload}{mode}" if len(data.engines) > 1 else f"{workload}{mode}"
 
 
 def _figure(spec: FigureSpec, data: ReportData) -> Figure:
@@ -215,14 +215,23 @@ def _figure(spec: FigureSpec, data: ReportData) -> Figure:
     values = [m.y for panel in panels for m in panel.marks if m.y > 0]
     wide = bool(values) and max(values) / min(values) > _LOG_RATIO
     y_axis = Axis(spec.y_axis.label, 10) if wide and not spec.y_axis.log else spec.y_axis
-    layers = [layer for panel in spec.panels for layer in panel.layers if layer.words]
-    keys = [Key(line_name(x, data), *line_style(x, data), "line") for x in data.lines if x.points]
-    if layers:
-        keys = [Key(k.text, k.colour, k.shape, "points") for k in keys] + [Key(x.words, -1, 0, x.style) for x in layers]
+    keys = _keys(spec, data)
     if any(m.hollow for panel in panels for m in panel.marks):
         keys.append(Key("SUSPECT cell", -1, 0, "points", hollow=True))
     notes = [f"{why}: {_enumerate(labels)}" for why, labels in missing.items()]
     return Figure(spec, spec.x_axis, y_axis, panels, keys, notes)
+
+
+def _keys(spec: FigureSpec, data: ReportData) -> list[Key]:
+    """The legend: with several engines one entry an engine (colour) and one a length (dash and marker), else one a line."""
+    layers = [layer for panel in spec.panels for layer in panel.layers if layer.words]
+    style = "points" if layers else "line"
+    if len(data.engines) > 1:
+        keys = [Key(e.label, i, -1, "line") for i, e in enumerate(data.engines)]
+        keys += [Key(w.label, -1, w.index, style) for w in data.workloads] if len(data.workloads) > 1 else []
+    else:
+        keys = [Key(line_name(x, data), *line_style(x, data), style) for x in data.lines]
+    return keys + [Key(x.words, -1, 0, x.style) for x in layers]
 
 
 def _enumerate(labels: Iterable[str]) -> str:
@@ -236,7 +245,7 @@ def _panel(panel: PanelSpec, spec: FigureSpec, data: ReportData, missing: dict[s
         colour, shape = line_style(line, data)
         for layer in panel.layers:
             marks = [_mark(point, spec, layer, missing) for point in line.points]
-            series.append(Series(line_name(line, data), line.workload.input_label, colour, shape, layer.style, marks))
+            series.append(Series(line_name(line, data), colour, shape, layer.style, marks))
     return Panel(panel.title, series, _guides(panel, data))
 
 
@@ -252,6 +261,10 @@ def _mark(point: Point, spec: FigureSpec, layer: Layer, missing: dict[str, list[
     if x.mean <= 0 or y.mean <= 0:
         missing.setdefault(f"{MEASURE[layer.measure].words} is 0", []).append(point.label)
         return None
+    if point.blocks_invalid:
+        missing.setdefault(
+            f"{point.blocks_invalid} of {point.blocks + point.blocks_invalid} blocks INVALID, left out", []
+        ).append(point.label)
     low, high = y.low if y.low is not None else y.mean, y.high if y.high is not None else y.mean
     return Mark(
         x.mean, y.mean, low, high, point.verdict == "SUSPECT", _tip(point, spec, layer), count(point.load_value)

@@ -48,7 +48,8 @@ def highlights(data: ReportData) -> list[tuple[str, str, str]]:
         known = [p for p in points if p.values[measure].mean is not None]
         if known:
             point = best(known, key=lambda p: p.values[measure].mean or 0.0)
-            found.append((number(point.values[measure].mean), MEASURE[measure].unit, f"{words}: {point.label}"))
+            where = point.label if len(data.engines) > 1 else f"{point.workload.label}, {point.load_label}"
+            found.append((number(point.values[measure].mean), MEASURE[measure].unit, f"{words}: {where}"))
     valid = data.verdicts.get("VALID", 0)
     rest = ", ".join(f"{n} {v}" for v, n in data.verdicts.items() if v != "VALID")
     found.append((f"{valid} of {len(data.cells)}", "", f"cells VALID{'; ' + rest if rest else ''}"))

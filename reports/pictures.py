@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from reports.figures import Figure
-from reports.svg import Frame, draw_key, draw_panel
+from reports.svg import LABEL_CHARACTERS, Frame, draw_key, draw_panel
 
 _NARROW = Frame(344, 250, left=50, right=14)
 
@@ -34,10 +34,16 @@ def _picture(figure: Figure) -> Picture:
     if len(figure.panels) > 1 or not figure.spec.wide:
         frame = Frame(492, 300)
     else:
-        frame = Frame(1020, 360, right=190 if labelled else 16)
+        frame = Frame(1020, 360, right=_label_room(figure) if labelled else 16)
     return Picture(
         figure,
         [draw_panel(figure, panel, frame, labelled) for panel in figure.panels],
         [draw_panel(figure, panel, _NARROW, False) for panel in figure.panels],
         [(draw_key(key), key.text) for key in figure.keys],
     )
+
+
+def _label_room(figure: Figure) -> int:
+    """Pixels right of the plot for the names at the ends of its lines."""
+    longest = max((min(len(s.name), LABEL_CHARACTERS) for p in figure.panels for s in p.series), default=0)
+    return 24 + round(7.6 * longest)

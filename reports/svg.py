@@ -12,6 +12,7 @@ from reports.scales import Scale, fit
 
 COLOURS = 8
 DASHES = ("", "7 4", "2 4", "10 4 2 4", "4 3", "12 4")
+LABEL_CHARACTERS = 30
 _R = 4.5
 
 
@@ -39,7 +40,7 @@ def draw_panel(figure: Figure, panel: Panel, frame: Frame, end_labels: bool) -> 
     parts += [_curve(s, x, y) for s in panel.series]
     parts += [_mark(m, s, x, y) for s in panel.series if s.style != "ghost" for m in s.marks if m is not None]
     if figure.spec.label_points:
-        parts += [_point_label(m, x, y) for s in panel.series for m in s.marks if m is not None]
+        parts.append(_point_labels(panel.marks, x, y))
     if end_labels:
         parts.append(_end_labels(panel.series, x, y))
     label = f"{figure.spec.title}{', ' + panel.title if panel.title else ''}: {len(panel.marks)} points. Arrow keys step through them."
@@ -54,13 +55,12 @@ def draw_key(key: Key) -> Markup:
     colour = f"c{key.colour % COLOURS}" if key.colour >= 0 else "cx"
     line = ""
     if key.style == "line":
-        line = f'<path class="curve" d="M1 7H33"{_dash(key.shape)}/>'
+        line = f'<path class="curve" d="M1 7H33"{_dash(max(key.shape, 0))}/>'
     elif key.style == "ghost":
         line = '<path class="curve ghost" d="M1 7H33"/>'
+    hollow = " hollow" if key.hollow else ""
     dot = (
-        ""
-        if key.style == "ghost"
-        else f'<path class="dot{" hollow" if key.hollow else ""}" d="{_shape(key.shape, 17, 7)}"/>'
+        f'<path class="dot{hollow}" d="{_shape(key.shape, 17, 7)}"/>' if key.style != "ghost" and key.shape >= 0 else ""
     )
     return Markup(
         f'<svg class="swatch {colour}" viewBox="0 0 34 14" width="34" height="14" aria-hidden="true">{line}{dot}</svg>'
@@ -84,7 +84,7 @@ def _axes(figure: Figure, panel: Panel, frame: Frame, x: Scale, y: Scale) -> str
         )
     parts.append(f'<path class="axis" d="M{frame.left} {base}H{right}"/>')
     name = f"{panel.title} · {y.axis.label}" if panel.title else y.axis.label
-    parts.append(f'<text class="label" x="{8}" y="15">{escape(name)}</text>')
+    parts.append(f'<text class="label" x="0" y="15">{escape(name)}</text>')
     parts.append(f'<text class="label" x="{right}" y="{base + 38}" text-anchor="end">{escape(x.axis.label)}</text>')
     return "".join(parts)
 
@@ -125,8 +125,16 @@ def _mark(mark: Mark, series: Series, x: Scale, y: Scale) -> str:
     )
 
 
-def _point_label(mark: Mark, x: Scale, y: Scale) -> str:
-    return f'<text class="point-label" x="{x(mark.x) + 8:.1f}" y="{y(mark.y) - 7:.1f}">{escape(mark.label)}</text>'
+def _point_labels(marks: Sequence[Mark], x: Scale, y: Scale) -> str:
+    """The load beside each mark, where it does not run into another label."""
+    placed: list[tuple[float, float]] = []
+    parts = []
+    for mark in sorted(marks, key=lambda m: -m.y):
+        at_x, at_y = x(mark.x) + 8, y(mark.y) - 7
+        if all(abs(at_x - px) > 20 or abs(at_y - py) > 13 for px, py in placed):
+            placed.append((at_x, at_y))
+            parts.append(f'<text class="point-label" x="{at_x:.1f}" y="{at_y:.1f}">{escape(mark.label)}</text>')
+    return "".join(parts)
 
 
 def _end_labels(series: Sequence[Series], x: Scale, y: Scale) -> str:
@@ -147,7 +155,7 @@ def _end_labels(series: Sequence[Series], x: Scale, y: Scale) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 30 else f"{name[:29]}…"
+    return name if len(name) <= LABEL_CHARACTERS else f"{name[: LABEL_CHARACTERS - 1]}…"
 
 
 def _dash(shape: int) -> str:

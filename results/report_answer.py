@@ -5,12 +5,13 @@ Nothing here judges one engine against another: a verdict needs blocks and inter
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from results.report_background import EngineInfo
 from results.report_format import count, listed, number, percent, plural, size
-from results.report_shapes import CellRow, Line, MemoryRow, Point, ReasonRow, load_words
+from results.report_shapes import VERDICTS, CellRow, Line, MemoryRow, Point, ReasonRow, load_words
 
 # Fewer blocks than this give no interval that a verdict could stand on.
 BLOCKS_FOR_A_VERDICT = 5
@@ -72,17 +73,38 @@ def _several(facts: AnswerFacts) -> bool:
     return len(facts.engines) > 1
 
 
-def _at(facts: AnswerFacts, line: Line) -> str:
+def _where(facts: AnswerFacts, line: Line) -> str:
     """Where a line was measured, no longer than it must be to be told from the others."""
-    same = len({other.workload.output_tokens for other in facts.lines}) == 1
-    where = f"{line.workload.input_label} in" if same and line.workload.input_tokens else line.workload.label
-    return f"{line.engine} at {where}" if _several(facts) else f"at {where}"
+    one_output = len({other.workload.output_tokens for other in facts.lines}) == 1
+    return f"{line.workload.input_label} in" if one_output and line.workload.input_tokens else line.workload.label
 
 
 def _step(first: Point, last: Point) -> str:
-    if first.load_mode == last.load_mode == "batch":
+    """`batch 1 → 16`, or just `batch 1` where a line has one point."""
+    if first.load_value == last.load_value:
+        return first.load_label
+    if first.load_mode == "batch":
         return f"batch {count(first.load_value)} → {count(last.load_value)}"
     return f"{first.load_label} → {last.load_label}"
+
+
+Ends = tuple[Point, Point]
+
+
+def _spans(facts: AnswerFacts, measure: str) -> list[tuple[str, list[tuple[Line, Ends]]]]:
+    """Lines with their first and last point that knows `measure`, grouped by engine and load, so that one sentence holds each
+    group. The text is that engine and load: `reference, batch 1 → 16`."""
+    groups: dict[str, list[tuple[Line, Ends]]] = {}
+    for line in facts.lines:
+        if points := line.usable(measure):
+            who = f"{line.engine}, " if _several(facts) else ""
+            groups.setdefault(who + _step(points[0], points[-1]), []).append((line, (points[0], points[-1])))
+    return list(groups.items())
+
+
+def _from_to(ends: Ends, measure: str) -> str:
+    first, last = (number(p.values[measure].mean) for p in ends)
+    return first if ends[0].load_value == ends[1].load_value else f"{first} → {last}"
 
 
 def _measured(facts: AnswerFacts) -> list[Sentence]:
@@ -110,25 +132,27 @@ def _first_per_workload(lines: Sequence[Line]) -> list[Line]:
 
 def _throughput(facts: AnswerFacts) -> list[Sentence]:
     found = []
-    for line in facts.lines:
-        points = line.usable("output_tokens_per_s")
-        if not points:
+    measure = "output_tokens_per_s"
+    for _, spans in _spans(facts, measure):
+        first, last = spans[0][1]
+        engine = f" of {first.engine}" if _several(facts) else ""
+        if first.load_value == last.load_value:
+            rates = [f"{_from_to(ends, measure)} at {_where(facts, line)}" for line, ends in spans]
+            found.append(f"{first.load_label} gives output tokens/s{engine} of {listed(rates, 6)}.")
             continue
-        first, last = points[0], points[-1]
-        low, high = first.values["output_tokens_per_s"].mean, last.values["output_tokens_per_s"].mean
-        if first is last or not low or high is None:
-            found.append(f"{first.load_label} gives {number(low)} output tokens/s {_at(facts, line)}.")
-            continue
-        text = (
-            f"{_step(first, last)} multiplies output tokens/s by {number(high / low)} {_at(facts, line)} "
-            f"({number(low)} → {number(high)})"
-        )
-        best = max(points, key=lambda p: p.values["output_tokens_per_s"].mean or 0)
-        if best is not last and best is not first:
-            text += f", with the most at {best.load_label} ({number(best.values['output_tokens_per_s'].mean)})"
-        elif best is first:
-            text += ": more load gains nothing here"
-        found.append(f"{text}.")
+        factors = [
+            f"{number((b.values[measure].mean or 0) / (a.values[measure].mean or 1))} at {_where(facts, line)} "
+            f"({_from_to((a, b), measure)})"
+            for line, (a, b) in spans
+        ]
+        found.append(f"{_step(first, last)} multiplies output tokens/s{engine} by {listed(factors, 6)}.")
+        for line, (_, end) in spans:
+            best = max(line.usable(measure), key=lambda p: p.values[measure].mean or 0)
+            if best is not end:
+                most = f"{number(best.values[measure].mean)} at {best.load_label}"
+                found.append(
+                    f"At {_where(facts, line)}{engine} the most is {most}: beyond it, more load loses throughput."
+                )
     return [Sentence("Throughput", _capital(text)) for text in [*found, *_lengths(facts)]]
 
 
@@ -148,92 +172,76 @@ def _lengths(facts: AnswerFacts) -> list[str]:
             continue
         a, b = (d[common[-1]].values["output_tokens_per_s"].mean for d in (short, long))
         if a and b:
-            who = f" of {engine.label}" if _several(facts) else ""
+            who = f" for {engine.label}" if _several(facts) else ""
             found.append(
-                f"{lines[-1].workload.input_label} tokens in instead of {lines[0].workload.input_label} leave "
-                f"{percent(b / a)} of the output tokens/s{who} at {short[common[-1]].load_label}."
+                f"With {lines[-1].workload.input_label} tokens in instead of {lines[0].workload.input_label}, output tokens/s "
+                f"{'falls' if b < a else 'goes'} to {percent(b / a)}{who} at {short[common[-1]].load_label}."
             )
     return found
 
 
 def _latency(facts: AnswerFacts) -> list[Sentence]:
     found = []
-    for line in facts.lines:
-        parts = []
-        ends: list[Point] = []
-        for measure, words in (("ttft_ms_p50", "TTFT p50"), ("tpot_ms_p50", "TPOT p50")):
-            points = line.usable(measure)
-            if points:
-                ends = ends or [points[0], points[-1]]
-                values = [
-                    number(p.values[measure].mean) for p in ((points[0], points[-1]) if len(points) > 1 else points)
-                ]
-                parts.append(f"{words} {'goes from ' if len(values) > 1 else 'is '}{' to '.join(values)} ms")
-        if parts:
-            lead = (
-                f"{_step(*ends)} {_at(facts, line)}"
-                if ends[0] is not ends[1]
-                else f"{ends[0].load_label} {_at(facts, line)}"
-            )
-            found.append(Sentence("Latency", _capital(f"{lead}: {', '.join(parts)}.")))
+    for measure, words in (("ttft_ms_p50", "TTFT p50"), ("tpot_ms_p50", "TPOT p50")):
+        for who, spans in _spans(facts, measure):
+            values = [f"{_from_to(ends, measure)} ms at {_where(facts, line)}" for line, ends in spans]
+            found.append(Sentence("Latency", _capital(f"{who}: {words} {listed(values, 6)}.")))
     return found
 
 
 def _phases(facts: AnswerFacts) -> list[Sentence]:
     found = []
-    for line in facts.lines:
-        points = [p for p in line.usable("prefill_tokens_per_s") if p.values["decode_tokens_per_s"].known]
-        if not points:
+    for measure, words in (("prefill_tokens_per_s", "prefill"), ("decode_tokens_per_s", "decode")):
+        for who, spans in _spans(facts, measure):
+            values = [f"{_from_to(ends, measure)} at {_where(facts, line)}" for line, ends in spans]
+            found.append(
+                Sentence("Prefill and decode", _capital(f"{who}: {words} runs at {listed(values, 6)} tokens/s."))
+            )
+    for engine in facts.engines:
+        known = [
+            p
+            for line in facts.lines
+            if line.engine == engine.label
+            for p in line.usable("prefill_tokens_per_s")
+            if p.values["decode_tokens_per_s"].mean
+        ]
+        ratios = [
+            ((p.values["prefill_tokens_per_s"].mean or 0) / (p.values["decode_tokens_per_s"].mean or 1), p)
+            for p in known
+        ]
+        if not ratios:
             continue
-        first, last = points[0], points[-1]
-        ratio = (first.values["prefill_tokens_per_s"].mean or 0) / (first.values["decode_tokens_per_s"].mean or 1)
-        prefill, decode = (
-            _span(first.values[k].mean, last.values[k].mean, first is last)
-            for k in ("prefill_tokens_per_s", "decode_tokens_per_s")
-        )
-        text = f"{_at(facts, line)}, prefill runs at {prefill} tokens/s and decode at {decode}"
-        text += f" ({_step(first, last)})" if first is not last else f" ({first.load_label})"
-        text += (
-            f"; at {first.load_label} a prompt token costs 1/{number(ratio)} of an output token."
-            if ratio > 1.5
-            else "."
-        )
-        found.append(Sentence("Prefill and decode", _capital(text)))
+        most, least = max(ratios, key=lambda r: r[0]), min(ratios, key=lambda r: r[0])
+        who = f"{engine.label}: a" if _several(facts) else "A"
+        text = f"{who} prompt token takes 1/{number(most[0])} of the time of an output token at {most[1].load_label}"
+        text += f", {most[1].workload.label}"
+        if most[0] > 1.2 * least[0]:
+            text += f"; 1/{number(least[0])} at {least[1].load_label}, {least[1].workload.label}, where more requests share a step"
+        if most[0] > 1:
+            found.append(Sentence("Prefill and decode", f"{text}."))
+    if any(r.code == "client_phase_estimate" for r in facts.reasons):
+        text = "Where the engine does not tell what its steps hold, these rates are the client's estimates and overlap."
+        found.append(Sentence("Prefill and decode", text, caution=True))
     return found
 
 
-def _span(first: float | None, last: float | None, single: bool) -> str:
-    return number(first) if single else f"{number(first)} → {number(last)}"
-
-
 def _engines(facts: AnswerFacts) -> list[Sentence]:
-    """Ratios between engines at the loads they share. No verdict: that is the comparison's to give."""
+    """Ratios between engines over the cells they share. No verdict: that is the comparison's to give."""
     found = []
-    base = facts.engines[0].label
+    base = facts.engines[0].label if facts.engines else ""
     for other in facts.engines[1:]:
-        ratios = []
-        for line in (x for x in facts.lines if x.engine == other.label):
-            twin = next(
-                (
-                    x
-                    for x in facts.lines
-                    if x.engine == base and x.workload == line.workload and x.load_mode == line.load_mode
-                ),
-                None,
-            )
-            ours = {p.load_value: p for p in line.usable("output_tokens_per_s")}
-            theirs = {p.load_value: p for p in twin.usable("output_tokens_per_s")} if twin else {}
-            for load in ours.keys() & theirs.keys():
-                a, b = (d[load].values["output_tokens_per_s"].mean for d in (ours, theirs))
-                if a and b:
-                    ratios.append((a / b, f"{ours[load].load_label}, {line.workload.label}"))
+        ratios = sorted(_ratios(facts, base, other.label))
         if not ratios:
             continue
-        low, high = min(ratios), max(ratios)
-        text = f"{other.label} gives {number(low[0])} times the output tokens/s of {base} ({low[1]})"
-        if len(ratios) > 1:
-            text = f"{other.label} gives {number(low[0])} to {number(high[0])} times the output tokens/s of {base} (lowest at {low[1]}; highest at {high[1]})"
-        found.append(Sentence("Engines", f"{text}."))
+        (low, low_at), (high, high_at) = ratios[0], ratios[-1]
+        if len(ratios) == 1:
+            text = f"{other.label} gives {number(low)} times the output tokens/s of {base} ({low_at})."
+        elif number(low) == number(high):
+            text = f"{other.label} gives {number(low)} times the output tokens/s of {base} at every load."
+        else:
+            text = f"{other.label} gives {number(low)} to {number(high)} times the output tokens/s of {base}"
+            text += f" (lowest at {low_at}; highest at {high_at})."
+        found.append(Sentence("Engines", text))
     if found and facts.blocks < BLOCKS_FOR_A_VERDICT:
         text = (
             f"{plural(facts.blocks, 'block')} cannot tell these ratios from chance: a verdict needs at least "
@@ -241,6 +249,22 @@ def _engines(facts: AnswerFacts) -> list[Sentence]:
         )
         found.append(Sentence("Engines", text, caution=True))
     return found
+
+
+def _ratios(facts: AnswerFacts, base: str, other: str) -> list[tuple[float, str]]:
+    """(other / base, where) for each workload and load: the geometric mean over the blocks in which both count."""
+    rates: dict[tuple[str, str, str, float, int], float] = {}
+    for row in facts.cells:
+        rate = row.values["output_tokens_per_s"].mean
+        if rate and row.verdict != "INVALID":
+            rates[row.engine, row.workload.key, row.load_mode, row.load_value, row.block] = rate
+    logs: dict[str, list[float]] = {}
+    for row in facts.cells:
+        place = (row.workload.key, row.load_mode, row.load_value, row.block)
+        if row.engine == other and (other, *place) in rates and (base, *place) in rates:
+            where = f"{load_words(row.load_mode, row.load_value)}, {row.workload.label}"
+            logs.setdefault(where, []).append(math.log(rates[other, *place] / rates[base, *place]))
+    return [(math.exp(math.fsum(values) / len(values)), where) for where, values in logs.items()]
 
 
 def _memory(facts: AnswerFacts) -> list[Sentence]:
@@ -266,57 +290,29 @@ def _memory(facts: AnswerFacts) -> list[Sentence]:
 
 
 def _trust(facts: AnswerFacts) -> list[Sentence]:
-    counts = {v: sum(row.verdict == v for row in facts.cells) for v in ("VALID", "SUSPECT", "INVALID")}
-    shown = [f"{n} {verdict}" for verdict, n in counts.items() if n]
-    found = []
+    cells = plural(len(facts.cells), "cell")
+    counts = {v: sum(row.verdict == v for row in facts.cells) for v in VERDICTS}
     if counts["VALID"] == len(facts.cells):
-        found.append(
-            Sentence(
-                "What not to trust",
-                f"All {plural(len(facts.cells), 'cell')} are VALID."
-                if len(facts.cells) > 1
-                else "The one cell is VALID.",
-            )
-        )
+        found = [(f"All {cells} are VALID." if len(facts.cells) > 1 else "The one cell is VALID.", False)]
     else:
-        found.append(
-            Sentence(
-                "What not to trust",
-                f"{listed(shown)} of {plural(len(facts.cells), 'cell')}. INVALID cells are in no figure line and no sentence above.",
-                True,
-            )
-        )
+        left_out = " INVALID cells are in no figure and in no sentence above." if counts["INVALID"] else ""
+        found = [(f"{listed([f'{n} {v}' for v, n in counts.items() if n])} of {cells}.{left_out}", True)]
     for severity in ("invalid", "suspect"):
         for row in [r for r in facts.reasons if r.severity == severity][:2]:
             label, evidence = row.evidence[0]
             more = f" and {plural(len(row.evidence) - 1, 'other cell')}" if len(row.evidence) > 1 else ""
-            found.append(
-                Sentence(
-                    "What not to trust", f"{row.code} ({severity}) in {label}{more}: {evidence.rstrip('.')}.", True
-                )
-            )
+            found.append((f"{row.code} ({severity}) in {label}{more}: {evidence.rstrip('.')}.", True))
     gaps = [
         f"{words} in {missing}"
         for measure, words in _GAPS.items()
         if (missing := sum(row.verdict != "INVALID" and not row.values[measure].known for row in facts.cells))
     ]
     if gaps:
-        found.append(
-            Sentence(
-                "What not to trust",
-                f"Withheld or unknown, shown as gaps and never as 0: {listed(gaps, 5)} of {plural(len(facts.cells), 'cell')}.",
-                True,
-            )
-        )
+        found.append((f"Withheld or unknown, shown as gaps and never as 0: {listed(gaps, 5)} of {cells}.", True))
     if facts.planned > len(facts.cells):
-        found.append(
-            Sentence(
-                "What not to trust",
-                f"The run is incomplete: {len(facts.cells)} of {facts.planned} planned cells are committed. The same command again completes it.",
-                True,
-            )
-        )
-    return found
+        text = f"The run is incomplete: {len(facts.cells)} of {facts.planned} planned cells are committed."
+        found.append((f"{text} The same command again completes it.", True))
+    return [Sentence("What not to trust", text, caution) for text, caution in found]
 
 
 def _capital(text: str) -> str:
