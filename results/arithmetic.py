@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from results.errors import UnknownNameError, UsageError
-from results.parameters import Config, ParameterCount, head_dim, kv_heads, parameters, positive_int, text_config
+from results.parameters import (
+    Config,
+    ParameterCount,
+    head_dim,
+    kv_heads,
+    optional_int,
+    parameters,
+    positive_int,
+    text_config,
+)
 
 __all__ = [
     "DEFAULT_BLOCK_SIZE",
@@ -165,8 +174,10 @@ def _windowed_layers(config: Config, layers: int) -> tuple[int, int | None]:
             raise UsageError(
                 f"config.json: layers of kind {', '.join(other)} keep another state; no KV bytes for them."
             )
+        if len(kinds) != layers:
+            raise UsageError(f"config.json: layer_types names {len(kinds)} layers, num_hidden_layers is {layers}.")
         windowed = kinds.count("sliding_attention")
-    elif config.get("model_type") in _PATTERNED or any(key in config for key in _STATE_KEYS):
+    elif str(config.get("model_type")) in _PATTERNED or any(key in config for key in _STATE_KEYS):
         family = config.get("model_type")
         raise UsageError(
             f"config.json of the family {family!r} needs layer_types to tell which layers keep the context."
@@ -174,6 +185,6 @@ def _windowed_layers(config: Config, layers: int) -> tuple[int, int | None]:
     elif not config.get("sliding_window") or config.get("use_sliding_window") is False:
         windowed = 0
     else:
-        full_first = int(config.get("max_window_layers") or 0) if config.get("use_sliding_window") else 0
+        full_first = optional_int(config, "max_window_layers", 0) if config.get("use_sliding_window") else 0
         windowed = max(0, layers - full_first)
     return (windowed, positive_int(config, "sliding_window")) if windowed else (0, None)

@@ -98,12 +98,13 @@ def _llama(config: Config, family: str) -> ParameterCount:
         attention += q + 2 * kv + (0 if family == "qwen2" else hidden)
     norms = 2 * hidden + (2 * head if family.startswith("qwen3") else 0)
     dense = 3 * hidden * ffn + (2 * ffn + hidden if config.get("mlp_bias") else 0)
-    experts = config.get("num_local_experts" if family == "mixtral" else "num_experts") or 0
+    experts = optional_int(config, "num_local_experts" if family == "mixtral" else "num_experts", 0)
     sparse = dense
     if experts:
-        width = config.get("moe_intermediate_size") or ffn
+        width = optional_int(config, "moe_intermediate_size", ffn)
         sparse = experts * 3 * hidden * width + hidden * experts
-    step, dense_only = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or []
+    step, listed = optional_int(config, "decoder_sparse_step", 1), config.get("mlp_only_layers")
+    dense_only = listed if isinstance(listed, list) else []
     n_sparse = sum(1 for i in range(layers) if i not in dense_only and (i + 1) % step == 0)
     ffn_total = n_sparse * sparse + (layers - n_sparse) * dense
     table, lm_head = _tables(config, hidden, tied=False)
@@ -117,24 +118,24 @@ def _deepseek(config: Config) -> ParameterCount:
     rank, rope, nope, value = (
         positive_int(config, key) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     )  # fmt: skip
-    q_rank = config.get("q_lora_rank")
+    q_rank = optional_int(config, "q_lora_rank", 0)
     query = hidden * q_rank + q_rank * heads * (nope + rope) if q_rank else hidden * heads * (nope + rope)
     attention = query + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
     experts, width = positive_int(config, "n_routed_experts"), positive_int(config, "moe_intermediate_size")
-    dense_layers = int(config.get("first_k_dense_replace") or 0)
+    dense_layers = min(layers, optional_int(config, "first_k_dense_replace", 0))
     dense = 3 * hidden * positive_int(config, "intermediate_size")
-    sparse = (experts + int(config.get("n_shared_experts") or 0)) * 3 * hidden * width + hidden * experts
+    sparse = (experts + optional_int(config, "n_shared_experts", 0)) * 3 * hidden * width + hidden * experts
     if config.get("model_type") == "deepseek_v3":
         sparse += experts  # the router's correction bias
     ffn = dense_layers * dense + (layers - dense_layers) * sparse
-    norms = layers * (2 * hidden + rank + (q_rank or 0)) + hidden
+    norms = layers * (2 * hidden + rank + q_rank) + hidden
     table, lm_head = _tables(config, hidden, tied=False)
     return ParameterCount(layers * attention, ffn, table, lm_head, norms)
 
 
 def _gpt2(config: Config) -> ParameterCount:
     layers, hidden = positive_int(config, "n_layer", "num_hidden_layers"), positive_int(config, "n_embd", "hidden_size")
-    ffn = config.get("n_inner") or 4 * hidden
+    ffn = optional_int(config, "n_inner", 4 * hidden)
     attention = 4 * hidden * hidden + 4 * hidden
     table, lm_head = _tables(config, hidden, tied=True)
     positions = positive_int(config, "n_positions", "max_position_embeddings") * hidden
@@ -144,7 +145,7 @@ def _gpt2(config: Config) -> ParameterCount:
 
 def _opt(config: Config) -> ParameterCount:
     layers, hidden, ffn = (positive_int(config, key) for key in ("num_hidden_layers", "hidden_size", "ffn_dim"))
-    width = int(config.get("word_embed_proj_dim") or hidden)
+    width = optional_int(config, "word_embed_proj_dim", hidden)
     bias = 1 if config.get("enable_bias", True) else 0
     affine = 2 if config.get("layer_norm_elementwise_affine", True) else 0
     table, lm_head = _tables(config, width, tied=True)
@@ -162,7 +163,7 @@ def _falcon(config: Config) -> ParameterCount:
     layers, hidden = positive_int(config, "num_hidden_layers", "n_layer"), positive_int(config, "hidden_size")
     head, bias = head_dim(config), 1 if config.get("bias") else 0
     q, kv = positive_int(config, "num_attention_heads", "n_head") * head, kv_heads(config) * head
-    ffn = int(config.get("ffn_hidden_size") or 4 * hidden)
+    ffn = optional_int(config, "ffn_hidden_size", 4 * hidden)
     attention = hidden * (q + 2 * kv) + q * hidden + bias * (q + 2 * kv + hidden)
     feed = 2 * hidden * ffn + bias * (ffn + hidden)
     # A parallel block shares one norm, except in the new architecture, which has one for each branch.
@@ -176,6 +177,11 @@ def _tables(config: Config, hidden: int, *, tied: bool) -> tuple[int, int]:
     """Input embedding and LM head; `tied` is the family's default."""
     size = positive_int(config, "vocab_size") * hidden
     return size, 0 if config.get("tie_word_embeddings", tied) else size
+
+
+def optional_int(config: Config, name: str, default: int) -> int:
+    """A field that may be absent, null or 0, all of which mean `default`. Raises UsageError."""
+    return positive_int(config, name) if config.get(name) not in (None, 0) else default
 
 
 def positive_int(config: Config, *names: str) -> int:

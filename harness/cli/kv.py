@@ -67,9 +67,10 @@ def _answer(
             "seq_len_by_batch": {str(b): lengths[b] for b in sorted(lengths)},
         }
     text = arithmetic.text_config(config)
-    longest = next((text[k] for k in ("max_position_embeddings", "n_positions") if text.get(k)), None)
+    longest = next((text[k] for k in ("max_position_embeddings", "n_positions") if isinstance(text.get(k), int)), None)
+    named = config.get("architectures")
     return {
-        "architecture": str((config.get("architectures") or [text.get("model_type", "unknown")])[0]),
+        "architecture": str(named[0] if isinstance(named, list) and named else text.get("model_type", "unknown")),
         "parameters": count.total if count else None,
         "weight_bytes": weights,
         "kv_bytes_per_token": per_token,

@@ -92,10 +92,11 @@ def _vocabulary(found: FoundConfig) -> Vocabulary:
     config = text_config(found.config)
     size = positive_int(config, "vocab_size")
     special = _token_ids(config) | _token_ids(found.config)
-    for low, high in found.config.get("special_token_ranges", []):
-        special |= set(range(low, high + 1))
     if found.folder is not None:
         special |= _folder_ids(found.folder, size)
+    else:  # a shipped config, which tells them in a field of its own
+        for low, high in found.config.get("special_token_ranges", []):
+            special |= set(range(low, high + 1))
     special = {i for i in special if 0 <= i < size}
     if len(special) >= size:
         raise UsageError(

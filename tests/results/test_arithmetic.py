@@ -258,6 +258,7 @@ def test_an_unknown_dtype_lists_the_known_and_the_nearest() -> None:
         ({"num_key_value_heads": -1}, "num_key_value_heads is -1"),
         ({"hidden_size": 4095}, "not a multiple of its 32 heads"),
         ({"layer_types": ["linear_attention"] * 32}, "linear_attention"),
+        ({"layer_types": ["full_attention"] * 3}, "names 3 layers"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "gemma3_text"}, "layer_types"),
         ({"mamba_d_state": 16}, "layer_types"),

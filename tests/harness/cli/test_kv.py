@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from harness.cli.kv import kv
-from harness.models import ModelFolderError
+from harness.models import ModelFolderError, vocabulary
 from results import model_configs
-from results.errors import UnknownNameError, UsageError
+from results.errors import DynoError, UnknownNameError, UsageError
 
 app = typer.Typer()
 app.command()(kv)
@@ -132,3 +135,26 @@ def test_a_config_that_says_too_little_is_one_error(tmp_path: Path, text: str) -
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UsageError, match=r"config\.json"):
         dyno_kv(str(tmp_path))
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 10**6) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(model_configs.names()), data=st.data())
+def test_a_config_with_any_field_broken_gives_an_answer_or_one_typed_error(
+    tmp_path: Path, name: str, data: st.DataObject
+) -> None:
+    config = model_configs.load(name)
+    for key in data.draw(st.lists(st.sampled_from([*config, "layer_types", "text_config"]), min_size=1, max_size=2)):
+        config[key] = data.draw(JSON_VALUES)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    with contextlib.suppress(DynoError):
+        dyno_kv(str(file))
+    with contextlib.suppress(DynoError):
+        vocabulary(file)
