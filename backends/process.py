@@ -9,6 +9,7 @@ Whatever happens inside, afterwards no process of the tree is left and the port 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -136,6 +137,7 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                bufsize=0,
                 start_new_session=True,
             )
         server = cls(child, log_path, grace_s, host, port, devices)
@@ -365,11 +367,10 @@ class ServerProcess:
             time.sleep(0.2)
 
     def _tell(self, line: str) -> None:
-        try:
-            self._in.write(line.encode() + b"\n")
-            self._in.flush()
-        except (OSError, ValueError):
-            pass  # the keeper is gone, which the next look at it tells
+        data = line.encode() + b"\n"
+        with contextlib.suppress(OSError):  # the keeper is gone, which the next look at it tells
+            while data:
+                data = data[os.write(self._in.fileno(), data) :]
 
     def _listen(self, seconds: float) -> bool:
         """Take in what the keeper says within that time; returns at once when it says something. False: nothing."""

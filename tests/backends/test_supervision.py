@@ -316,9 +316,9 @@ class TestADeathInUse:
 
 
 class TestTheHarnessDies:
-    def supervisor(self, fake: FakeEngine, *faults: str) -> subprocess.Popen[str]:
+    def supervisor(self, fake: FakeEngine, grace_s: float, *faults: str) -> subprocess.Popen[str]:
         fake.log.parent.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "tests.backends.supervisor_script", str(fake.port), str(fake.log), "--"]
+        command = [sys.executable, "-m", "tests.backends.supervisor_script", str(fake.port), str(fake.log), str(grace_s)]
         return subprocess.Popen(
             [*command, *fake.command(*faults)],
             stdin=subprocess.PIPE,
@@ -330,7 +330,7 @@ class TestTheHarnessDies:
 
     def test_by_sigkill_and_the_whole_tree_goes_with_it(self, fake: FakeEngine) -> None:
         faults = ("--worker", "stubborn", "--worker", "session", "--worker", "orphan", "--worker", "port")
-        with self.supervisor(fake, *faults) as harness:
+        with self.supervisor(fake, 1.0, *faults) as harness:
             assert harness.stdout is not None
             pids = json.loads(harness.stdout.readline())["pids"]
             assert len(pids) == 5
@@ -342,7 +342,7 @@ class TestTheHarnessDies:
         assert "got SIGTERM" in fake.words()
 
     def test_ctrl_c_reaches_the_server_only_through_the_harness(self, fake: FakeEngine) -> None:
-        with self.supervisor(fake, "--worker", "session") as harness:
+        with self.supervisor(fake, 10.0) as harness:
             assert harness.stdout is not None
             fake.remember(json.loads(harness.stdout.readline())["pids"])
             os.killpg(harness.pid, signal.SIGINT)
@@ -358,7 +358,7 @@ class TestTheHarnessDies:
             "from backends.process import ServerProcess\n"
             "s = ServerProcess.start(LaunchPlan(tuple(sys.argv[2:])), Path(sys.argv[1]), 1.0)\n"
             "sibling = os.fork()\n"
-            "if sibling == 0:\n    os.close(1)\n    time.sleep(60)\n    os._exit(0)\n"
+            "if sibling == 0:\n    os.close(1)\n    os.close(2)\n    time.sleep(60)\n    os._exit(0)\n"
             "print(sibling, s.pid, flush=True)\nos._exit(0)"
         )
         fake.log.parent.mkdir()
