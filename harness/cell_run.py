@@ -12,18 +12,21 @@ import orjson
 from backends.base import CompletionRequest
 from harness.experiment import BatchLoad, Cell, ConcurrencyLoad, Experiment
 from harness.load.plan import LoadPlan, PlannedBody, anti_lock_lengths, build_plan
-from harness.load.process import LoadProcess, LoadResult
+from harness.load.process import LoadProcess, LoadResult, Progress
 from harness.observer import CellProgress, Observer
 from harness.session import Session
+from results.clock import now_ns
 from results.errors import DynoError
 from results.events import write_table
 from results.records import CellRecord, Fault
-from results.schema import SAMPLES
+from results.schema import CHUNKS, REQUESTS, SAMPLES
 from results.store import RunWriter
 from workloads.base import PlannedRequest, Vocabulary, request_seed
 
 # How often the parent looks at its children. The clients' stamps do not depend on it.
 _POLL_S = 0.1
+# After its last request the worker parses and writes what is left; a long cell may need a while.
+_END_S = 600.0
 _WARMUP_OUTPUT = 8
 
 
@@ -65,7 +68,7 @@ def run_cell(
     warm_dir, load_dir = folder / "warm-up", folder / "load"
     _drive(cell, _plan(cell, session, experiment, warm, warm_load, warm_dir), session, warm_dir, faults, None)
     if faults:
-        result = LoadResult.empty(folder)
+        result = nothing_sent(folder)
     else:
         plan = _plan(cell, session, experiment, planned_requests(cell, vocabulary), cell.load, load_dir)
         try:
@@ -93,6 +96,14 @@ def run_cell(
     )
     store.commit_cell(record)
     return record
+
+
+def nothing_sent(folder: Path) -> LoadResult:
+    """The event files of a cell whose server was gone before its first request."""
+    write_table(folder / "requests.parquet", REQUESTS, {name: [] for name in REQUESTS.names})
+    write_table(folder / "chunks.parquet", CHUNKS, {name: [] for name in CHUNKS.names})
+    t = now_ns()
+    return LoadResult(started=t, ended=t, stopped=True, issued=0, outcomes={})
 
 
 def _plan(
@@ -144,35 +155,32 @@ def _drive(
 ) -> LoadResult:
     """Run one load to its end, or until the server is gone (then a fault is noted and what was measured is kept)."""
     out_dir.mkdir(parents=True, exist_ok=True)
-    load = LoadProcess.start(plan, out_dir)
-    try:
-        while load.alive():
-            if progress := load.poll():
-                if observer is not None:
-                    observer.cell_progress(
-                        cell,
-                        CellProgress(
-                            done=progress.done,
-                            total=len(plan.requests),
-                            in_flight=progress.in_flight,
-                            failed=progress.failed,
-                            tokens=progress.tokens,
-                            elapsed_s=progress.elapsed_s,
-                            server=session.sampler.latest(),
-                        ),
-                    )
-            elif not session.server.alive():
-                faults.append(Fault("server_died", session.why_dead()))
-                session.deaths += 1
-                load.stop()
-                break
-            else:
+    with LoadProcess() as load:
+        load.start(plan, out_dir)
+        try:
+            while not load.finished:
+                progress = load.poll()
+                if progress is not None and observer is not None:
+                    observer.cell_progress(cell, _shown(progress, plan, session))
+                if not session.server.alive():
+                    faults.append(Fault("server_died", str(session.died())))
+                    load.stop()
+                    break
                 time.sleep(_POLL_S)
-        return load.wait()
-    except KeyboardInterrupt:
-        load.stop()
-        load.wait()
-        raise CellInterruptedError("Interrupted.") from None
-    except BaseException:
-        load.kill()
-        raise
+            return load.wait(_END_S)
+        except KeyboardInterrupt:
+            load.stop()
+            load.wait(_END_S)
+            raise CellInterruptedError("Interrupted.") from None
+
+
+def _shown(progress: Progress, plan: LoadPlan, session: Session) -> CellProgress:
+    return CellProgress(
+        done=progress.done,
+        total=len(plan.requests),
+        in_flight=progress.in_flight,
+        failed=progress.failed,
+        tokens=progress.tokens,
+        elapsed_s=progress.elapsed_s,
+        server=session.sampler.latest(),
+    )

@@ -11,7 +11,7 @@ from harness.experiment import Cell, Experiment
 from harness.models import ModelRef
 from harness.observer import Observer
 from harness.planner import Planner
-from harness.session import Session, open_session, refuse_too_long
+from harness.session import Session, fetch_documents, open_session, refuse_too_long
 from results.cell_summary import cell_summary
 from results.clock import ClockPair
 from results.errors import EXIT_BAD_ANSWER, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, EngineError
@@ -51,6 +51,9 @@ def check_before_launch(experiment: Experiment, config: dict[str, Any]) -> None:
         asked = engine.settings.max_model_len
         limit = asked if asked is not None else own
         refuse_too_long(experiment, engine.label, None if limit is None else Resolved(limit, Source.ASKED))
+        if engine.url is not None:
+            backend.check_attached(engine.url, experiment.timeouts.connect_s)
+            backend.served_name(experiment.model, fetch_documents(backend, engine.url))
 
 
 class Runner:
@@ -104,7 +107,7 @@ class Runner:
             self._deaths[label] = self._deaths.get(label, 0) + 1
             if self._deaths[label] >= _MAX_DEATHS:
                 raise EngineError(
-                    f"The server of engine {label!r} died in {self._deaths[label]} cells: {session.why_dead()}."
+                    f"The server of engine {label!r} died in {self._deaths[label]} cells. {record.faults[-1].evidence}"
                 )
         return record.to_dict()
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from backends.base import Backend, LaunchContext, Resolved, get_backend
-from backends.failures import classify
+from backends.failures import ServerError
 from backends.http_probe import ProbeError, get
 from backends.process import ServerProcess, free_port, public_argv, public_environment
+from backends.server_log import read_log
 from harness.experiment import Cell, EngineSpec, Experiment
 from harness.models import ModelRef
 from harness.observer import Observer
@@ -35,9 +38,11 @@ class Server(Protocol):
     def pid(self) -> int | None: ...
 
     @property
-    def exit_code(self) -> int | None: ...
+    def timeline(self) -> Mapping[str, int]: ...
 
     def alive(self) -> bool: ...
+
+    def failed(self) -> EngineError: ...
 
     def stop(self) -> int | None: ...
 
@@ -46,10 +51,13 @@ class AttachedServer:
     """A server somebody else started: nothing to supervise, nothing to stop."""
 
     pid: int | None = None
-    exit_code: int | None = None
+    timeline: Mapping[str, int] = MappingProxyType({})
 
     def alive(self) -> bool:
         return True
+
+    def failed(self) -> EngineError:
+        return EngineError("The server was not started by this run: how it fares is not known.")
 
     def stop(self) -> int | None:
         return None
@@ -69,7 +77,6 @@ class Session:
     ) -> None:
         self.record, self.folder, self.backend = record, folder, backend
         self.served_name, self.server, self.sampler = served_name, server, sampler
-        self.deaths = 0
 
     @property
     def url(self) -> str:
@@ -79,27 +86,34 @@ class Session:
         """Whether that cell belongs to this server's life."""
         return self.record.engine == cell.engine.label and self.record.block == cell.block and self.server.alive()
 
-    def why_dead(self) -> str:
-        """The end of a server that died by itself, in words, with the likely cause from its log."""
-        code = self.server.exit_code
-        failure = classify(read_log(self.folder), code, self.backend.failures)
-        self.record.failure = {"class": failure.failure, "evidence": failure.evidence, "advice": failure.advice}
-        return (
-            f"exit code {code}: {failure.words}; {failure.evidence}"
-            if failure.evidence
-            else f"exit code {code}: {failure.words}"
-        )
+    def died(self) -> EngineError:
+        """The error that tells how a server ended that is gone by itself; kept in the session's record."""
+        error = self.server.failed()
+        self.record.failure = failure_record(error)
+        return error
 
     def close(self, store: RunWriter) -> None:
-        """Stop the sampler and the server, seal the truth log, and write the record's last form."""
+        """Stop the sampler and the server, seal the truth log, and write the record's last form.
+
+        Raises LeftBehindError when something of the server cannot be ended; the record is written all the same.
+        """
         self.sampler.stop()
-        died = not self.server.alive()
-        self.record.exit_code = self.server.stop()
-        if died and self.record.failure is None:
-            self.why_dead()
-        self.record.ended = self.record.timeline["ended"] = now_ns()
-        seal(self.folder)
-        store.write_session(self.record)
+        if not self.server.alive() and self.record.failure is None:
+            self.died()
+        try:
+            self.record.exit_code = self.server.stop()
+        finally:
+            self.record.timeline |= self.server.timeline
+            self.record.ended = self.record.timeline["ended"] = now_ns()
+            seal(self.folder)
+            store.write_session(self.record)
+
+
+def failure_record(error: BaseException) -> dict[str, str]:
+    """An error as it is kept in session.json."""
+    if isinstance(error, ServerError):
+        return error.to_record()
+    return {"class": type(error).__name__, "words": str(error), "evidence": "", "advice": ""}
 
 
 def open_session(
@@ -135,9 +149,9 @@ def open_session(
         ready_after = _wait_ready(backend, server, record, experiment, observer)
         documents = fetch_documents(backend, record.url)
         served_name = backend.served_name(experiment.model, documents)
-        resolved = backend.resolved_settings(engine.settings, documents, read_log(folder))
+        resolved = backend.resolved_settings(engine.settings, documents, read_log(folder / "server.log"))
         record.settings = {name: asdict(value) for name, value in resolved.items()}
-        record.versions = backend.versions(documents, read_log(folder))
+        record.versions = backend.versions(documents, read_log(folder / "server.log"))
         record.fingerprint = fingerprint(record, resolved)
         _refuse_other_fingerprint(store, record)
         refuse_too_long(experiment, engine.label, resolved.get("max_model_len"))
@@ -146,10 +160,13 @@ def open_session(
     except BaseException as error:
         if sampler is not None:
             sampler.stop()
-        record.exit_code = server.stop()
-        record.ended = record.timeline["ended"] = now_ns()
-        record.failure = {"class": type(error).__name__, "evidence": str(error), "advice": ""}
-        store.write_session(record)
+        try:
+            record.exit_code = server.stop()
+        finally:
+            record.timeline |= server.timeline
+            record.ended = record.timeline["ended"] = now_ns()
+            record.failure = failure_record(error)
+            store.write_session(record)
         raise
     observer.session_ready(engine.label, ready_after)
     return Session(record, folder, backend, served_name, server, sampler)
@@ -181,24 +198,26 @@ def _launch(
     record.argv, record.env = public_argv(plan.argv), public_environment({**plan.env, **engine.env})
     record.files = [str(path) for path in plan.files]
     record.url = f"http://{HOST}:{port}"
-    return ServerProcess.start(plan, folder / "server.log", grace_s=experiment.timeouts.stop_s)
+    return ServerProcess.start(plan, folder / "server.log", experiment.timeouts.stop_s, host=HOST, port=port)
 
 
 def _wait_ready(
     backend: Backend, server: Server, record: SessionRecord, experiment: Experiment, observer: Observer
 ) -> float:
-    def tick(elapsed_s: float) -> None:
-        observer.session_waiting(record.engine, elapsed_s)
-
-    start = record.timeline["spawn"]
     if isinstance(server, ServerProcess):
         server.wait_ready(
-            record.url, backend.ready_path, experiment.timeouts.ready_s, on_tick=tick, patterns=backend.failures
+            record.url,
+            backend.ready_path,
+            experiment.timeouts.ready_s,
+            on_tick=lambda elapsed_s: observer.session_waiting(record.engine, elapsed_s),
+            patterns=backend.failures,
+            key_env=backend.api_key_env(),
         )
     else:
         backend.check_attached(record.url, experiment.timeouts.connect_s)
+    record.timeline |= server.timeline
     record.timeline["ready"] = now_ns()
-    return (record.timeline["ready"] - start) / NS_PER_S
+    return (record.timeline["ready"] - record.timeline["spawn"]) / NS_PER_S
 
 
 def _start_sampler(
@@ -227,12 +246,6 @@ def fetch_documents(backend: Backend, url: str) -> dict[str, Any]:
         if reply.status == 200:
             documents[path] = reply.document()
     return documents
-
-
-def read_log(folder: Path) -> str:
-    """The server's log so far, whatever bytes it holds; empty for a server that is not ours."""
-    path = folder / "server.log"
-    return path.read_bytes().decode("utf-8", "replace") if path.exists() else ""
 
 
 def fingerprint(record: SessionRecord, resolved: dict[str, Resolved]) -> dict[str, Any]:
@@ -275,9 +288,3 @@ def refuse_too_long(experiment: Experiment, engine: str, max_model_len: Resolved
                 f"{workload.input_len.longest} prompt tokens and {workload.output_len.longest} output tokens make {workload.longest}, "
                 f"more than the {limit} that engine {engine!r} takes. Ask for shorter --input-len or --output-len."
             )
-
-
-def require_server(session: Session) -> None:
-    """Raise EngineError when the server is gone."""
-    if not session.server.alive():
-        raise EngineError(f"The server of engine {session.record.engine!r} is gone ({session.why_dead()}).")

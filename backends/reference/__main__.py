@@ -25,11 +25,11 @@ STOP_TIMEOUT_S = 1.0
 SWITCH_INTERVAL_S = 0.0005
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the server; returns the exit code."""
+def main(argv: list[str] | None = None, prog: str = "python -m backends.reference") -> int:
+    """Run the server; returns the exit code. `prog` is the command's name in its help."""
     began = time.monotonic()
     try:
-        arguments = parse_arguments(argv)
+        arguments = parse_arguments(argv, prog)
         logging.basicConfig(
             level=arguments.log_level.upper(),
             stream=sys.stderr,

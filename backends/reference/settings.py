@@ -49,12 +49,12 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message[:1].upper()}{message[1:]}; see --help.")
 
 
-def parse_arguments(argv: list[str] | None) -> ServerArguments:
+def parse_arguments(argv: list[str] | None, prog: str = "python -m backends.reference") -> ServerArguments:
     """Read the command line; UsageError names the flag that is wrong."""
     parser = _Parser(
-        prog="python -m backends.reference",
+        prog=prog,
         description="The reference engine as an OpenAI-compatible server.",
-        epilog="example: python -m backends.reference ~/models/smollm2-135m --port 8000 --kv-cache-tokens 32768",
+        epilog=f"example: {prog} ~/models/smollm2-135m --port 8000 --kv-cache-tokens 32768",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument

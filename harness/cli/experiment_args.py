@@ -11,7 +11,7 @@ import yaml
 from backends.base import get_backend, normalise_backend_name
 from backends.http_probe import ServerURL
 from harness.cli.values import engine_fields, positive_int, positive_ints
-from harness.experiment import BatchLoad, ConcurrencyLoad, Experiment, experiment_from, load_experiment
+from harness.experiment import BatchLoad, ConcurrencyLoad, Experiment, Timeouts, experiment_from, load_experiment
 from results.errors import UnknownNameError, UsageError
 from workloads.lengths import FixedLength, UniformLength
 
@@ -123,7 +123,11 @@ def _served_model(engines: list[dict[str, Any]]) -> str:
     for engine in attached:
         _check_engine(engine)
     first = attached[0]
-    return get_backend(first["backend"]).only_model(first["url"])
+    from harness.session import fetch_documents
+
+    backend = get_backend(first["backend"])
+    backend.check_attached(first["url"], Timeouts().connect_s)
+    return backend.served_name("", fetch_documents(backend, first["url"]))
 
 
 def _loads(flags: SweepFlags, data: dict[str, Any]) -> None:

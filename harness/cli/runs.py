@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,7 +26,7 @@ def runs(
     from results.files import to_json
     from results.store import RunStore, find_runs
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for path in find_runs(root):
         store = RunStore(path)
         try:

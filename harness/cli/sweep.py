@@ -114,7 +114,7 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
     from harness.model_parts import model_parts
     from harness.planner import GridPlanner
     from harness.runner import Runner, check_before_launch
-    from reports import print_report, render_report
+    from reports.build import render_report
     from results.files import to_json
     from results.store import RunWriter
 
@@ -136,7 +136,7 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
         if as_json:
             typer.echo(to_json(outcome.summary).decode(), nl=False)
         elif not quiet:
-            print_report(store, console, path)
+            console.print(path)
         for label, why in outcome.failed_engines.items():
             print(f"dyno: engine {label!r} was not measured to the end. {why}", file=sys.stderr)
         if outcome.interrupted:

@@ -79,7 +79,7 @@ class LoadProcess:
         path = plan.save(out_dir)
         try:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "harness.load.worker", str(path)],
+                [sys.executable, "-P", "-m", "harness.load.worker", str(path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

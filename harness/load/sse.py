@@ -49,11 +49,13 @@ class StreamResult:
     done: bool = False
     chunks_with_tokens: int = 0
     coalesced_events: int = 0
+    text: str = ""  # this and the ids only when asked for
+    token_ids: list[int] = field(default_factory=list)
 
 
-def parse_stream(reads: Iterable[tuple[int, int | None, bytes]]) -> StreamResult:
+def parse_stream(reads: Iterable[tuple[int, int | None, bytes]], *, keep_text: bool = False) -> StreamResult:
     """The whole of a stream from its reads (arrival, lag, bytes)."""
-    parser = StreamParser()
+    parser = StreamParser(keep_text=keep_text)
     for t, lag, data in reads:
         parser.feed(t, lag, data)
     return parser.finish()
@@ -70,12 +72,14 @@ class StreamParser:
         "_ids",
         "_parts",
         "_skip_lf",
+        "_texts",
         "_used",
         "result",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep_text: bool = False) -> None:
         self.result = StreamResult()
+        self._texts: list[str] | None = [] if keep_text else None
         self._parts: list[bytes] = []  # pieces of an incomplete line
         self._held = 0  # bytes of the incomplete event
         self._data: list[bytes] = []  # complete data lines of the event
@@ -193,6 +197,9 @@ class StreamParser:
             # Null and [] are no count: a server that does not give ids may still send the field.
             if chosen := choice.get("token_ids"):
                 ids = (ids or 0) + len(chosen)
+            if self._texts is not None:
+                self._texts.append(_text(choice))
+                result.token_ids.extend(chosen or ())
             if reason := choice.get("finish_reason"):
                 result.finish_reason, result.terminal = str(reason), True
                 if kind is ChunkKind.EMPTY or kind is ChunkKind.ROLE:
@@ -246,6 +253,7 @@ class StreamParser:
     def finish(self) -> StreamResult:
         """The stream is over: settle the counts. An event without its blank line is not an event."""
         result = self.result
+        result.text = "".join(self._texts or ())
         if self._ids:
             result.output_tokens, result.count_source = self._ids, CountSource.IDS
         elif self._used and self._continuous:
@@ -270,6 +278,12 @@ def _channel(choice: Any) -> ChunkKind:
     if delta.get("reasoning_content") or delta.get("reasoning"):
         return _REASONING
     return ChunkKind.ROLE if delta.get("role") else ChunkKind.EMPTY
+
+
+def _text(choice: Any) -> str:
+    """The answer's text in one choice; reasoning is left out."""
+    text = choice.get("text") or (choice.get("delta") or {}).get("content")
+    return text if isinstance(text, str) else ""
 
 
 def _usage(usage: Any) -> int | None:

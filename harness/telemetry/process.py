@@ -21,7 +21,8 @@ class SamplerProcess:
         self._path = Path(config.out)
         with stderr_path.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "harness.telemetry.sampler"],
+                # -P: a folder of the user's that happens to be called `results` is not ours.
+                [sys.executable, "-P", "-m", "harness.telemetry.sampler"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
