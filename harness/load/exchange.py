@@ -6,7 +6,7 @@ import orjson
 
 from harness.load.http import Head
 from harness.load.plan import RequestPlan
-from harness.load.sse import StreamParser, StreamResult, error_text, is_error, shorten
+from harness.load.sse import StreamParser, StreamResult, count_of, error_text, is_error, shorten
 from results.schema import CountSource, Outcome
 
 # Of a body that is no stream this much is kept.
@@ -158,8 +158,8 @@ class Exchange:
         usage = message.get("usage")
         if isinstance(usage, dict):
             result.terminal = True
-            result.input_tokens = usage.get("prompt_tokens")
-            if isinstance(count := usage.get("completion_tokens"), int):
+            result.input_tokens = count_of(usage, "prompt_tokens")
+            if (count := count_of(usage, "completion_tokens")) is not None:
                 result.output_tokens, result.count_source = count, CountSource.FINAL_USAGE
         choices = message.get("choices")
         if isinstance(choices, list):

@@ -6,6 +6,7 @@ than a line of its own, and hands the body on in pieces of what was read.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -14,6 +15,7 @@ from results.schema import REQUEST_ID_HEADER
 
 MAX_HEAD_BYTES = 64 * 1024
 _MAX_SIZE_LINE = 4096
+_BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 
 
 class ProtocolError(Exception):
@@ -187,19 +189,16 @@ class ResponseDecoder:
         # A blank line before the status line is tolerated, as the standard asks of a careful reader.
         while data.startswith(b"\r\n", start):
             start += 2
-        end, gap = data.find(b"\r\n\r\n", max(start, self._searched)), 4
-        if end < 0:
-            bare = data.find(b"\n\n", max(start, self._searched))
-            if bare < 0:
-                if len(data) - start > MAX_HEAD_BYTES:
-                    raise ProtocolError(f"the head of the answer is longer than {MAX_HEAD_BYTES} bytes")
-                self._buffer = data[start:]
-                self._searched = max(0, len(self._buffer) - 3)
-                return None
-            end, gap = bare, 2
+        found = _BLANK_LINE.search(data, max(start, self._searched))
+        if found is None:
+            if len(data) - start > MAX_HEAD_BYTES:
+                raise ProtocolError(f"the head of the answer is longer than {MAX_HEAD_BYTES} bytes")
+            self._buffer = data[start:]
+            self._searched = max(0, len(self._buffer) - 3)
+            return None
         self._searched = 0
-        self._begin_body(parse_head(data[start:end]))
-        return end + gap
+        self._begin_body(parse_head(data[start : found.start()]))
+        return found.end()
 
     def _begin_body(self, head: Head) -> None:
         if head.status == 101:

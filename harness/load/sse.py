@@ -6,6 +6,7 @@ chunk's time is the arrival of the read that completes its event. Both completio
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import orjson
 from results.schema import ChunkKind, CountSource
 
 MAX_EVENT_BYTES = 64 * 1024 * 1024
+_NOT_JSON = object()
 _TEXT, _REASONING = ChunkKind.TEXT, ChunkKind.REASONING
 
 
@@ -168,6 +170,8 @@ class StreamParser:
         try:
             message = orjson.loads(data)
         except orjson.JSONDecodeError:
+            message = _lenient(data)
+        if message is _NOT_JSON:
             self._fail(t, lag, f"an event that is not JSON: {shorten(data.decode('utf-8', 'replace'))}", len(data))
             return
         if not isinstance(message, dict) or event == b"error":
@@ -195,7 +199,8 @@ class StreamParser:
             if found is _TEXT or (found is _REASONING and kind is not _TEXT) or kind is ChunkKind.EMPTY:
                 kind = found
             # Null and [] are no count: a server that does not give ids may still send the field.
-            if chosen := choice.get("token_ids"):
+            chosen = choice.get("token_ids")
+            if chosen and isinstance(chosen, list):
                 ids = (ids or 0) + len(chosen)
             if self._texts is not None:
                 self._texts.append(_text(choice))
@@ -205,10 +210,9 @@ class StreamParser:
                 if kind is ChunkKind.EMPTY or kind is ChunkKind.ROLE:
                     kind = ChunkKind.FINISH
         usage = message.get("usage")
-        used = _usage(usage)
-        if usage and used is not None:
-            if (prompt := usage.get("prompt_tokens")) is not None:
-                result.input_tokens = prompt
+        used = count_of(usage, "completion_tokens") if usage else None
+        if used is not None:
+            result.input_tokens = count_of(usage, "prompt_tokens")
             if not choices:
                 kind, result.terminal = ChunkKind.USAGE, True
                 self._used = used
@@ -286,10 +290,18 @@ def _text(choice: Any) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _usage(usage: Any) -> int | None:
-    """completion_tokens of a usage object, or None."""
-    count = usage.get("completion_tokens") if usage and isinstance(usage, dict) else None
-    return count if isinstance(count, int) else None
+def count_of(usage: Any, name: str) -> int | None:
+    """A count in a usage object, or None where there is none that can be one."""
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if isinstance(count, int) and 0 <= count < 2**31 else None
+
+
+def _lenient(data: bytes) -> Any:
+    """JSON that orjson refuses (half a surrogate pair, a stray byte in a text) but whose sense is clear."""
+    try:
+        return json.loads(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return _NOT_JSON
 
 
 def is_error(message: dict[str, Any]) -> bool:
