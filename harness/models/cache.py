@@ -102,14 +102,24 @@ def fault(folder: Path, *, full: bool = False) -> str | None:
     return None
 
 
-def build(root: Path, name: str, recipe: int, maker: Callable[[Path], Origin], usable: Callable[[], bool]) -> None:
+def build(
+    root: Path,
+    name: str,
+    recipe: int,
+    maker: Callable[[Path], Origin],
+    usable: Callable[[], bool],
+    *,
+    needs_mib: int = 0,
+    say: Say = lambda line: None,
+) -> None:
     """Make `root/name` with `maker(temporary folder)`, unless another process did so while the lock was awaited.
 
-    `usable` is asked once the lock is held. Raises ModelFetchError where the disk refuses.
+    `usable` is asked once the lock is held; `needs_mib` is the room a build takes, for the message. Raises
+    ModelFetchError where the disk refuses.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _locked(root / f".{name}.lock"):
+        with _locked(root / f".{name}.lock", lambda: say(f"Another process is building {name}; waiting for it ...")):
             if usable():
                 return
             for stale in root.glob(f".{name}.building-*"):
@@ -123,7 +133,7 @@ def build(root: Path, name: str, recipe: int, maker: Callable[[Path], Origin], u
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
-        raise disk_problem(error, root, f"building {name} in {root}") from error
+        raise disk_problem(error, root, f"building {name} in {root}", needs_mib) from error
 
 
 def _write_manifest(folder: Path, name: str, recipe: int, origin: Origin) -> None:
@@ -157,8 +167,12 @@ def _swap(built: Path, final: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold an advisory lock; the system releases it when the holder dies, however it dies."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -15,12 +15,14 @@ from results.errors import UnknownNameError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A row of the table. `make(folder, source, say)` fills an empty folder; `recipe` changes when its output does."""
+    """A row of the table. `make(folder, source, say)` fills an empty folder; `recipe` changes when its output does;
+    `needs_mib` is the room it takes on the disk while it is built."""
 
     name: str
     words: str
     sources: tuple[str, ...]
     recipe: int
+    needs_mib: int
     make: Callable[[Path, str, Say], Origin]
 
 
@@ -32,12 +34,14 @@ KNOWN = {
             "SmolLM2-135M-Instruct, a real model small enough for a CPU (Apache-2.0)",
             smollm2.SOURCES,
             1,
+            400,
             smollm2.make,
         ),
         KnownModel(
             "random-tiny",
             "a random 2-layer Llama for tests, generated without a network",
             ("auto",),
+            1,
             1,
             lambda folder, source, say: tiny.make(folder),
         ),
@@ -87,14 +91,14 @@ def fetch(
 
     built = False
     if reason := problem():
-        say(f"Building {name} in {folder}{f' again ({reason})' if folder.exists() else ''} ...")
 
         def make(into: Path) -> Origin:
             nonlocal built
             built = True
+            say(f"Building {name} in {folder}{f' again ({reason})' if folder.exists() else ''} ...")
             return model.make(into, source, say)
 
-        cache.build(root, name, model.recipe, make, lambda: problem() is None)
+        cache.build(root, name, model.recipe, make, lambda: problem() is None, needs_mib=model.needs_mib, say=say)
     manifest = cache.read_manifest(folder)
     if manifest is None:
         raise ModelFetchError(f"{folder} vanished while it was being used. Run the command again.")

@@ -142,7 +142,7 @@ def maker(folder):
     sys.stdin.readline()
     return tiny.make(folder)
 
-cache.build(root, {TINY!r}, 1, maker, lambda: cache.fault(root / {TINY!r}) is None)
+cache.build(root, {TINY!r}, 1, maker, lambda: cache.fault(root / {TINY!r}) is None, say=print)
 print("done", flush=True)
 """
     first = python(code, stdin=subprocess.PIPE)
@@ -153,7 +153,10 @@ print("done", flush=True)
     while waiting not in Path("/proc/locks").read_text():  # pytest's timeout is the deadline
         assert second.poll() is None, second.stderr and second.stderr.read()
     assert first.communicate("go\n", timeout=30)[0] == "done\n"
-    assert second.communicate("go\n", timeout=30)[0] == "done\n"
+    assert (
+        second.communicate("go\n", timeout=30)[0]
+        == "Another process is building random-tiny; waiting for it ...\ndone\n"
+    )
     assert (first.returncode, second.returncode) == (0, 0)
     assert fault(tmp_path / TINY, full=True) is None
 
@@ -181,6 +184,7 @@ except ModelFetchError as error:
     child = python(code, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)))
     out, err = child.communicate(timeout=60)
     assert out.startswith("No room while building random-tiny in ")
+    assert "MiB are free, about 1 MiB are needed" in out
     assert "XDG_CACHE_HOME" in out
     assert "Traceback" not in err
     assert [p.name for p in tmp_path.iterdir()] == [f".{TINY}.lock"]
