@@ -6,21 +6,18 @@ from dataclasses import dataclass
 
 from reports.figures import quantity
 from results.report_data import ReportData
-from results.report_format import count, number, size
+from results.report_format import UNKNOWN, number, size
 from results.report_measures import MEASURE, Value
 from results.report_shapes import VERDICTS, CellRow, load_words
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A numeric column of the cell table: a measure under a short heading."""
+    """A numeric column: a measure under a heading of two short lines. Bytes are shown in MiB."""
 
     measure: str
     heading: str
-
-    @property
-    def unit(self) -> str:
-        return "MiB" if MEASURE[self.measure].unit == "B" else MEASURE[self.measure].unit
+    under: str
 
     @property
     def words(self) -> str:
@@ -29,20 +26,26 @@ class Column:
     def show(self, value: Value) -> str:
         """The number alone; the unit stands in the heading."""
         if value.mean is None:
-            return "–"
+            return UNKNOWN
         return number(value.mean / 2**20 if MEASURE[self.measure].unit == "B" else value.mean)
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("batch_realised", "realised batch"),
-    Column("output_tokens_per_s", "output"),
-    Column("ttft_ms_p50", "TTFT p50"),
-    Column("ttft_ms_p90", "TTFT p90"),
-    Column("tpot_ms_p50", "TPOT p50"),
-    Column("tpot_ms_p90", "TPOT p90"),
-    Column("prefill_tokens_per_s", "prefill"),
-    Column("decode_tokens_per_s", "decode"),
-    Column("kv_bytes_engine", "KV held"),
+    Column("batch_realised", "realised", "batch"),
+    Column("output_tokens_per_s", "output", "tok/s"),
+    Column("ttft_ms_p50", "TTFT", "p50 ms"),
+    Column("ttft_ms_p90", "TTFT", "p90 ms"),
+    Column("tpot_ms_p50", "TPOT", "p50 ms"),
+    Column("tpot_ms_p90", "TPOT", "p90 ms"),
+    Column("prefill_tokens_per_s", "prefill", "tok/s"),
+    Column("decode_tokens_per_s", "decode", "tok/s"),
+    Column("kv_bytes_engine", "KV held", "MiB"),
+)
+
+
+# What fits beside engine, load and verdict in 80 columns.
+SHORT: tuple[Column, ...] = tuple(
+    c for c in COLUMNS if c.measure not in ("batch_realised", "ttft_ms_p90", "tpot_ms_p90")
 )
 
 
@@ -91,6 +94,7 @@ class MemoryLine:
     predicted: str
     engine_says: str
     ratio: str
+    predicted_blocks: str
     allocated: str
     pool: str
     weights: str
@@ -101,7 +105,7 @@ def memory_rows(data: ReportData) -> list[MemoryLine]:
     """Formula beside engine, point by point."""
 
     def show(value: Value) -> str:
-        return quantity(value, "B")
+        return quantity(value, "B") if value.known else UNKNOWN
 
     return [
         MemoryLine(
@@ -110,13 +114,12 @@ def memory_rows(data: ReportData) -> list[MemoryLine]:
             row.point.load_label,
             show(row.predicted),
             show(row.engine_says),
-            f"{row.ratio:.3f}" if row.ratio is not None else "–",
+            f"{row.ratio:.3f}" if row.ratio is not None else UNKNOWN,
+            show(row.point.values["kv_bytes_predicted_blocks"]),
             show(row.point.values["kv_allocated_bytes"]),
             size(row.point.values["kv_pool_bytes"].mean),
             size(row.point.values["weight_bytes"].mean),
-            f"{count(row.point.values['kv_bytes_per_token'].mean or 0)} B"
-            if row.point.values["kv_bytes_per_token"].known
-            else "–",
+            size(row.point.values["kv_bytes_per_token"].mean),
         )
         for row in data.memory
     ]

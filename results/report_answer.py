@@ -26,11 +26,12 @@ _GAPS = {
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One statement, filed under a topic. `caution` marks what limits the others."""
+    """One statement, filed under a topic. `caution` marks what limits the others; `code` is the reason it tells of."""
 
     topic: str
     text: str
     caution: bool = False
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,10 @@ def answer(facts: AnswerFacts) -> list[Sentence]:
         ]
     return [
         *_measured(facts),
+        *_engines(facts),
         *_throughput(facts),
         *_latency(facts),
         *_phases(facts),
-        *_engines(facts),
         *_memory(facts),
         *_trust(facts),
     ]
@@ -194,9 +195,7 @@ def _phases(facts: AnswerFacts) -> list[Sentence]:
     for measure, words in (("prefill_tokens_per_s", "prefill"), ("decode_tokens_per_s", "decode")):
         for who, spans in _spans(facts, measure):
             values = [f"{_from_to(ends, measure)} at {_where(facts, line)}" for line, ends in spans]
-            found.append(
-                Sentence("Prefill and decode", _capital(f"{who}: {words} runs at {listed(values, 6)} tokens/s."))
-            )
+            found.append(Sentence("Prefill and decode", _capital(f"{who}: {words} tokens/s {listed(values, 6)}.")))
     for engine in facts.engines:
         known = [
             p
@@ -282,7 +281,7 @@ def _memory(facts: AnswerFacts) -> list[Sentence]:
         text += f" at {top.point.load_label}, {top.point.workload.label}"
         per_token, weights = top.point.values["kv_bytes_per_token"], top.point.values["weight_bytes"]
         if per_token.known:
-            text += f", {count((per_token.mean or 0) / 1024)} KiB a token"
+            text += f", {size(per_token.mean)} a token"
         if weights.mean and top.predicted.mean:
             text += f"; that is {percent(top.predicted.mean / weights.mean)} of the weights ({size(weights.mean)})"
         found.append(Sentence("Memory", f"{text}."))
@@ -293,26 +292,28 @@ def _trust(facts: AnswerFacts) -> list[Sentence]:
     cells = plural(len(facts.cells), "cell")
     counts = {v: sum(row.verdict == v for row in facts.cells) for v in VERDICTS}
     if counts["VALID"] == len(facts.cells):
-        found = [(f"All {cells} are VALID." if len(facts.cells) > 1 else "The one cell is VALID.", False)]
+        found = [(f"All {cells} are VALID." if len(facts.cells) > 1 else "The one cell is VALID.", False, "")]
     else:
         left_out = " INVALID cells are in no figure and in no sentence above." if counts["INVALID"] else ""
-        found = [(f"{listed([f'{n} {v}' for v, n in counts.items() if n])} of {cells}.{left_out}", True)]
+        found = [(f"{listed([f'{n} {v}' for v, n in counts.items() if n])} of {cells}.{left_out}", True, "")]
     for severity in ("invalid", "suspect"):
         for row in [r for r in facts.reasons if r.severity == severity][:2]:
             label, evidence = row.evidence[0]
             more = f" and {plural(len(row.evidence) - 1, 'other cell')}" if len(row.evidence) > 1 else ""
-            found.append((f"{row.code} ({severity}) in {label}{more}: {evidence.rstrip('.')}.", True))
+            found.append(
+                (f"{row.words} ({row.code}, {severity}) in {label}{more}: {evidence.rstrip('.')}.", True, row.code)
+            )
     gaps = [
         f"{words} in {missing}"
         for measure, words in _GAPS.items()
         if (missing := sum(row.verdict != "INVALID" and not row.values[measure].known for row in facts.cells))
     ]
     if gaps:
-        found.append((f"Withheld or unknown, shown as gaps and never as 0: {listed(gaps, 5)} of {cells}.", True))
+        found.append((f"Withheld or unknown, shown as gaps and never as 0: {listed(gaps, 5)} of {cells}.", True, ""))
     if facts.planned > len(facts.cells):
         text = f"The run is incomplete: {len(facts.cells)} of {facts.planned} planned cells are committed."
-        found.append((f"{text} The same command again completes it.", True))
-    return [Sentence("What not to trust", text, caution) for text, caution in found]
+        found.append((f"{text} The same command again completes it.", True, ""))
+    return [Sentence("What not to trust", *fields) for fields in found]
 
 
 def _capital(text: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from results.metrics import METRICS
 from results.report_format import size
 
 SOURCE_WORDS = {
@@ -103,8 +104,6 @@ class Definition:
 
 def definitions() -> list[Definition]:
     """The metric table, in words."""
-    from results.metrics import METRICS
-
     return [Definition(m.id, m.words, m.unit, str(m.direction)) for m in METRICS]
 
 

@@ -38,6 +38,7 @@ from results.report_shapes import (
     workload_key,
 )
 from results.store import RunStore
+from results.summary import build_summary
 
 
 @dataclass(slots=True)
@@ -141,8 +142,6 @@ def _summary(store: RunStore) -> Mapping[str, Any]:
         summary: dict[str, Any] = read_json(path)
         if {record.id for record in store.cells()} <= {c.get("id") for c in summary.get("cells", [])}:
             return summary
-    from results.summary import build_summary
-
     return build_summary(store)
 
 
@@ -237,9 +236,8 @@ def _reason_rows(cells: Iterable[Mapping[str, Any]], labels: Mapping[str, str]) 
     for cell in cells:
         for reason in cell.get("reasons") or []:
             code = str(reason.get("code"))
-            row = rows.setdefault(
-                code, ReasonRow(code, str(reason.get("severity") or "suspect"), str(reason.get("advice") or ""), [])
-            )
+            words, severity, advice = (str(reason.get(k) or "") for k in ("words", "severity", "advice"))
+            row = rows.setdefault(code, ReasonRow(code, words or code, severity or "suspect", advice, []))
             row.evidence.append((labels[str(cell.get("id"))], str(reason.get("evidence") or "")))
     rank = {severity: index for index, severity in enumerate(SEVERITIES)}
     return sorted(rows.values(), key=lambda r: (-rank.get(r.severity, 1), -len(r.evidence), r.code))

@@ -7,7 +7,7 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, thousands told apart: 0.0123, 1.50, 22.8, 228, 49,012."""
+    """Three significant digits, thousands told apart: 0.0123, 0.80, 1.50, 22.8, 228, 49,012."""
     if value is None:
         return UNKNOWN
     size = abs(value)
@@ -19,7 +19,8 @@ def number(value: float | None) -> str:
         return f"{value:.1f}"
     if size >= 0.9995:
         return f"{value:.2f}"
-    return f"{value:.3g}"
+    text = f"{value:.3g}"
+    return f"{value:.2f}" if len(text) < len("0.00") and size > 0.05 else text
 
 
 def count(value: float) -> str:

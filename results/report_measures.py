@@ -38,6 +38,12 @@ MEASURES: tuple[Measure, ...] = (
     Measure("batch_running", "Running at the server", "requests", ("batch", "running")),
     Measure("batch_decodes_per_step", "Decodes per step", "requests", ("batch", "decodes_per_step")),
     Measure("kv_bytes_predicted", "KV bytes predicted", "B", ("arithmetic", "kv_bytes_predicted")),
+    Measure(
+        "kv_bytes_predicted_blocks",
+        "KV bytes predicted, in whole blocks",
+        "B",
+        ("arithmetic", "kv_bytes_predicted_blocks"),
+    ),
     Measure("kv_bytes_engine", "KV bytes the engine holds", "B", ("arithmetic", "kv_bytes_engine")),
     Measure("kv_bytes_per_token", "KV bytes per token", "B", ("arithmetic", "kv_bytes_per_token")),
     Measure("kv_allocated_bytes", "KV bytes in allocated blocks", "B", ("server", "kv_allocated_bytes_max")),
@@ -94,24 +100,18 @@ def _read(cell: Mapping[str, Any], measure: Measure, scope: str) -> Value:
 
 
 def _why(cell: Mapping[str, Any], measure: Measure, parent: Any) -> str:
-    """Why a number is missing, from the count of its distribution or from the cell's verdict."""
+    """Why a number is missing: what its distribution says, the cell's verdict, or that nobody tells."""
     last = measure.path[-1]
-    if isinstance(parent, Mapping) and last.startswith("p") and last[1:].isdigit() and isinstance(parent.get("n"), int):
-        n, needs = parent["n"], percentile_needs(int(last[1:]))
-        if n == 0:
-            return "no request gave one"
-        if n < needs:
-            return f"withheld: {n} requests, {last} needs {needs}"
+    withheld = parent.get("withheld") if isinstance(parent, Mapping) else None
+    if isinstance(withheld, Mapping) and withheld.get(last):
+        return f"withheld: {withheld[last]}"
+    if isinstance(parent, Mapping) and parent.get("n") == 0:
+        return "not known: no request gave one"
     if cell.get("verdict") == "INVALID":
         return "the cell is INVALID"
     if measure.path[0] == "server" or measure.id == "kv_bytes_engine":
         return "the server does not tell"
     return "not known"
-
-
-def percentile_needs(percentile: int) -> int:
-    """The fewest values of which a percentile may be shown: n (1 - p) >= 1."""
-    return math.ceil(100 / (100 - percentile) - 1e-9)
 
 
 def over_blocks(values: Sequence[Value]) -> Value:

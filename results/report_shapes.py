@@ -101,6 +101,7 @@ class ReasonRow:
     """A reason code over all cells that carry it; `evidence` holds (cell label, what was seen)."""
 
     code: str
+    words: str
     severity: str
     advice: str
     evidence: list[tuple[str, str]]

@@ -1,0 +1,66 @@
+"""The conclusions and the table as Markdown, for a pull request. Names from outside stay text."""
+
+from __future__ import annotations
+
+import re
+
+from reports.tables import COLUMNS
+from results.report_data import ReportData
+from results.report_format import plural
+from results.report_shapes import Point
+
+_BADGES = {"VALID": "VALID", "SUSPECT": "**SUSPECT**", "INVALID": "**INVALID**"}
+
+
+def render_markdown(data: ReportData) -> str:
+    """One table row a point: means over the blocks that count."""
+    parts = [f"## {escape(data.title)}", ""]
+    topic = ""
+    for sentence in data.answer:
+        if sentence.topic != topic:
+            topic = sentence.topic
+            parts += ["", f"**{topic}**", ""]
+        parts.append(f"- {escape(sentence.text)}")
+    if data.lines:
+        parts += ["", *_table(data)]
+        if data.blocks > 1:
+            parts += ["", f"Means over {data.blocks} blocks, INVALID cells left out."]
+    serious = [row for row in data.reasons if row.severity != "note"]
+    if serious:
+        parts += ["", "**Reasons**", ""]
+        for row in serious:
+            label, evidence = row.evidence[0]
+            where = f"{escape(row.code)} ({row.severity}, {plural(len(row.evidence), 'cell')})"
+            parts.append(f"- {where}: {escape(label)}: {escape(evidence)} {escape(row.advice)}".rstrip())
+    if data.reproduction.starts:
+        parts += ["", "Done with", "", *_code(data.reproduction.starts)]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).strip() + "\n"
+
+
+def _table(data: ReportData) -> list[str]:
+    heads = ["engine", "workload", "load", *(f"{c.heading} {c.under}" for c in COLUMNS), "verdict"]
+    aligns = ["---", "---", "---", *("---:" for _ in COLUMNS), "---"]
+    rows = [_row(point) for point in data.points]
+    return [f"| {' | '.join(cells)} |" for cells in (heads, aligns, *rows)]
+
+
+def _row(point: Point) -> list[str]:
+    values = [column.show(point.values[column.measure]) for column in COLUMNS]
+    verdict = _BADGES.get(point.verdict, escape(point.verdict))
+    return [escape(point.engine), escape(point.workload.label), escape(point.load_label), *values, verdict]
+
+
+def escape(text: str) -> str:
+    """Text that Markdown and the HTML inside it leave alone: on one line, every character with a meaning escaped."""
+    line = " ".join(text.split())
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    # `@` would call a person and `#12` link an issue; a zero-width space after them keeps them text.
+    line = re.sub(r"([@#])(?=\w)", "\\1\u200b", line)
+    return re.sub(r"([\\`*_\[\]|~])", r"\\\1", line)
+
+
+def _code(lines: list[str]) -> list[str]:
+    """A fence longer than any run of backticks inside it."""
+    longest = max((len(run) for line in lines for run in re.findall(r"`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}sh", *lines, fence]
