@@ -318,7 +318,14 @@ class TestADeathInUse:
 class TestTheHarnessDies:
     def supervisor(self, fake: FakeEngine, grace_s: float, *faults: str) -> subprocess.Popen[str]:
         fake.log.parent.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "tests.backends.supervisor_script", str(fake.port), str(fake.log), str(grace_s)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.backends.supervisor_script",
+            str(fake.port),
+            str(fake.log),
+            str(grace_s),
+        ]
         return subprocess.Popen(
             [*command, *fake.command(*faults)],
             stdin=subprocess.PIPE,
