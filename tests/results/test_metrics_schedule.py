@@ -1,0 +1,193 @@
+"""Metrics of a simulated server of known schedule: every number follows from the schedule alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from results.batch import gauge_mean, lock_index
+from results.cell_summary import counter_delta, summarise
+from results.events import Chunks, Requests, Samples
+from results.phases import union_ns
+from results.summary import build_summary
+from results.truth import read_steps
+from tests.results.builders import (
+    BLOCK_SIZE,
+    KV_BYTES_PER_TOKEN,
+    MODEL_CONFIG,
+    Schedule,
+    chunk_rows,
+    plain_record,
+    request_row,
+    request_rows,
+    simulate,
+    synthetic_run,
+)
+
+SCHEDULE = Schedule()
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("truth", [True, False])
+def test_a_locked_batch(tmp_path: Path, batch: int, truth: bool) -> None:
+    inputs, outputs, waves = 128, 16, max(3, -(-8 // batch))
+    store = synthetic_run(tmp_path, ("a",), (batch,), (inputs,), outputs, truth=truth)
+    (cell,) = build_summary(store)["cells"]
+    whole = cell["whole"]
+    prefill, step = SCHEDULE.prefill_step(inputs) / 1e6, SCHEDULE.decode_step(batch) / 1e6
+    wave_ms = batch * prefill + (outputs - 1) * step
+    assert cell["verdict"] == "VALID"
+    assert whole["duration_s"] == pytest.approx(waves * wave_ms / 1e3)
+    assert whole["output_tokens_per_s"] == pytest.approx(batch * outputs / wave_ms * 1e3)
+    assert whole["total_tokens_per_s"] == pytest.approx(batch * (inputs + outputs) / wave_ms * 1e3)
+    # The k-th of a wave waits for the prefills of k - 1 others.
+    assert whole["ttft_ms"]["mean"] == pytest.approx(prefill * (batch + 1) / 2)
+    assert whole["ttft_ms"]["max"] == pytest.approx(prefill * batch)
+    assert whole["e2e_ms"]["mean"] == pytest.approx(wave_ms)
+    assert whole["tpot_ms"]["min"] == pytest.approx(step)
+    assert whole["itl_pooled_ms"]["p50"] == pytest.approx(step)
+    assert whole["decode_tokens_per_s"] == pytest.approx(batch / step * 1e3)
+    assert whole["prefill_tokens_per_s"] == pytest.approx(inputs / prefill * 1e3)
+    assert cell["phases"]["decode"] == {"source": "wave", "share": pytest.approx((outputs - 1) / outputs), "mixed": 0}
+    assert cell["phases"]["prefill"]["source"] == ("steps" if truth else "client")
+    assert cell["batch"]["in_flight"] == pytest.approx(batch)
+    assert cell["batch"]["offered"] == batch
+    assert cell["batch"]["decodes_per_step"] == (pytest.approx(batch) if truth else None)
+    assert cell["batch"]["realised"] == pytest.approx(batch)
+    assert (whole["ttft_ms"]["intervals"]["p50"] is not None) == (batch == 1)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_kv_bytes_predicted_are_those_the_engine_holds(tmp_path: Path, batch: int) -> None:
+    inputs, outputs = 100, 20
+    store = synthetic_run(tmp_path, ("a",), (batch,), (inputs,), outputs)
+    kv = build_summary(store)["cells"][0]["arithmetic"]
+    context = inputs + outputs - 1
+    assert kv["kv_bytes_per_token"] == KV_BYTES_PER_TOKEN
+    assert kv["kv_bytes_predicted"] == batch * context * KV_BYTES_PER_TOKEN
+    assert kv["kv_bytes_predicted_blocks"] == batch * -(-context // BLOCK_SIZE) * BLOCK_SIZE * KV_BYTES_PER_TOKEN
+    assert kv["kv_ratio"] == 1.0
+    assert kv["kv_engine_source"] == "steps"
+
+
+def test_kv_of_requests_that_never_overlap_does_not_add_up() -> None:
+    rows = [request_row(f"r{i}", i, i + 0.1, i + 0.9, 11, input_tokens_counted=100) for i in range(5)]
+    rows.append(request_row("long", 2.0, 2.5, 4.5, 21, input_tokens_counted=50))
+    kv = summarise(plain_record(), {}, MODEL_CONFIG, Requests.of(rows), Chunks.of([]), Samples.of([]), None)[
+        "arithmetic"
+    ]
+    # Worst when the long one ends at 4.5: its own 50 + 20, and 100 + 10 x 0.4 / 0.8 of r4. (At 3.9, with r3: 110 + 64.)
+    assert kv["kv_tokens_predicted"] == 70 + 105
+
+
+def test_a_closed_loop_reads_its_phases_from_the_steps(tmp_path: Path) -> None:
+    store = synthetic_run(tmp_path, ("a",), (4,), (128,), 32, mode="concurrency")
+    (cell,) = build_summary(store)["cells"]
+    steps = read_steps(store.session_dir(cell["session"]))
+    assert steps is not None
+    doing = steps.decodes > 0
+    time = (steps.end - steps.start)[doing]
+    assert cell["whole"]["decode_tokens_per_s"] == pytest.approx(steps.decodes.sum() / time.sum() * 1e9)
+    assert cell["phases"]["decode"]["source"] == "steps"
+    assert cell["batch"]["decodes_per_step"] == pytest.approx(float(np.average(steps.decodes[doing], weights=time)))
+    assert cell["batch"]["lock_index"] < 0.7
+    assert "phase_lock" not in [r["code"] for r in cell["reasons"]]
+
+
+def test_server_counters_agree_with_the_client(tmp_path: Path) -> None:
+    for cell in build_summary(synthetic_run(tmp_path))["cells"]:
+        assert cell["server"]["generation_tokens"] == cell["whole"]["output_tokens"]
+        assert cell["server"]["prompt_tokens"] == cell["whole"]["input_tokens"]
+        assert cell["server"]["preemptions"] == 0
+        assert cell["server"]["rss_bytes_max"] == 400 * 2**20
+
+
+def test_the_burst_of_a_step_counts_whole_whatever_its_spread() -> None:
+    load = {"mode": "batch", "batch": 8, "waves": 3}
+    sim = simulate(load, [(64, 40)] * 24, SCHEDULE, 0)
+    chunks = chunk_rows(sim)
+    # Tokens of one step reach the client over a third of the step, in the order of the requests.
+    late = {
+        r.request_id: 1_400_000 * (i % 8) * SCHEDULE.decode_step(8) // 42_000_000 for i, r in enumerate(sim.requests)
+    }
+    for chunk in chunks:
+        chunk["t"] += late[chunk["request_id"]]
+    rows = request_rows(sim)
+    for row in rows:
+        for name in ("first_byte", "first_token", "last_token", "end"):
+            row[name] += late[row["request_id"]]
+    record = plain_record(load, ended_s=(sim.ended + 10**8) / 1e9)
+    found = summarise(record, {}, None, Requests.of(rows), Chunks.of(chunks), Samples.of([]), None)
+    exact = 8 / (SCHEDULE.decode_step(8) / 1e9)
+    assert found["whole"]["decode_tokens_per_s"] == pytest.approx(exact, rel=0.01)
+
+
+def test_a_wave_with_a_failed_request_gives_no_decode_rate() -> None:
+    load = {"mode": "batch", "batch": 4, "waves": 2}
+    sim = simulate(load, [(64, 20)] * 8, SCHEDULE, 0)
+    rows = request_rows(sim)
+    rows[1] |= {"outcome": "reset"}
+    found = summarise(plain_record(load), {}, None, Requests.of(rows), Chunks.of(chunk_rows(sim)), Samples.of([]), None)
+    assert found["whole"]["decode_tokens_per_s"] == pytest.approx(4 / SCHEDULE.decode_step(4) * 1e9)
+    rows[5] |= {"outcome": "reset"}
+    found = summarise(plain_record(load), {}, None, Requests.of(rows), Chunks.of(chunk_rows(sim)), Samples.of([]), None)
+    assert found["whole"]["decode_tokens_per_s"] is None
+    assert "no_decode_window" in [r["code"] for r in found["reasons"]]
+
+
+@pytest.mark.parametrize(
+    ("intervals", "length"),
+    [([], 0), ([(0, 5)], 5), ([(0, 5), (3, 8)], 8), ([(6, 8), (0, 5), (1, 2)], 7), ([(2, 2)], 0)],
+)
+def test_the_union_of_intervals(intervals: list[tuple[int, int]], length: int) -> None:
+    low, high = np.array(intervals, dtype=np.int64).reshape(-1, 2).T
+    assert union_ns(low, high) == length
+
+
+def test_a_gauge_holds_until_its_next_reading() -> None:
+    times, values = np.array([0, 10, 20]), np.array([1.0, 3.0, 5.0])
+    assert gauge_mean(times, values, 0, 20) == pytest.approx(2.0)
+    assert gauge_mean(times, values, 5, 15) == pytest.approx(2.0)
+    assert gauge_mean(times, values, 20, 30) == pytest.approx(5.0)
+    assert gauge_mean(times, values, -10, 10) == pytest.approx(1.0)
+    assert gauge_mean(times[:0], values[:0], 0, 20) is None
+
+
+def test_a_counter_grows_from_before_the_start_to_after_the_end() -> None:
+    times, values = np.array([0, 10, 20, 30]), np.array([5.0, 7.0, 9.0, 20.0])
+    assert counter_delta(times, values, 10, 20) == (2.0, False)
+    assert counter_delta(times, values, 12, 18) == (2.0, False)
+    assert counter_delta(times, values, 0, 30) == (15.0, False)
+    assert counter_delta(times, np.array([5.0, 7.0, 1.0, 2.0]), 0, 30) == (None, True)
+    assert counter_delta(times[:1], values[:1], 0, 30) == (None, False)
+
+
+def closed_loop(offsets: list[float], cycles: int = 10) -> Requests:
+    rows: list[dict[str, Any]] = []
+    for slot, offset in enumerate(offsets):
+        for k in range(cycles):
+            sent = 0.0 if k == 0 else k + offset
+            rows.append(request_row(f"s{slot}k{k}", sent, sent + 0.1, sent + 0.9, 5, slot=slot))
+    return Requests.of(rows)
+
+
+def test_slots_that_always_start_together_are_locked_and_spread_ones_are_not() -> None:
+    locked, n = lock_index(closed_loop([0.0, 0.0, 0.01, 0.0]))
+    assert locked is not None
+    assert locked > 0.99
+    assert n > 50
+    spread, _ = lock_index(closed_loop([0.0, 0.25, 0.5, 0.75]))
+    assert spread == 0.0
+    assert lock_index(closed_loop([0.0])) == (None, 0)
+
+
+def test_a_locked_closed_loop_is_suspect() -> None:
+    load = {"mode": "concurrency", "concurrency": 4, "requests": 40}
+    for offsets, expected in (([0.0] * 4, True), ([0.0, 0.25, 0.5, 0.75], False)):
+        requests = closed_loop(offsets)
+        found = summarise(plain_record(load), {}, None, requests, Chunks.of([]), Samples.of([]), None)
+        assert ("phase_lock" in [r["code"] for r in found["reasons"]]) is expected
+        assert (found["verdict"] == "SUSPECT") is expected
