@@ -124,7 +124,11 @@ class Client:
             self._turn(now, strategy)
         self.ended = now_ns()
         self._parse(None)
+
+    def close(self) -> None:
+        """Close all connections."""
         self._pool.close()
+        self.poller.close()
 
     def _turn(self, now: int, strategy: Strategy) -> None:
         """One look at the sockets, then whatever time there is goes to parsing."""

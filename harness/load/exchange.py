@@ -79,6 +79,8 @@ class Exchange:
         head = self.head
         if head is None or not 200 <= head.status < 300:
             return False
+        if _coding(head):
+            return False
         kind = head.headers.get("content-type", "").lower()
         if "event-stream" in kind:
             return True
@@ -105,6 +107,8 @@ class Exchange:
             return self.failure
         if head is not None and not 200 <= head.status < 300:
             return Outcome.HTTP_ERROR, self._http_error(head)
+        if head is not None and (coding := _coding(head)):
+            return Outcome.STREAM_ERROR, f"the answer came with content-encoding {coding!r} although none was accepted"
         if result.error is not None:
             return Outcome.STREAM_ERROR, result.error
         # With [DONE] the answer was whole, whatever became of the connection afterwards.
@@ -167,3 +171,9 @@ class Exchange:
             if reasons:
                 result.finish_reason, result.terminal = str(reasons[-1]), True
         return result
+
+
+def _coding(head: Head) -> str:
+    """The content coding of an answer; empty where there is none."""
+    coding = ", ".join(head.tokens("content-encoding"))
+    return "" if coding == "identity" else coding

@@ -44,3 +44,9 @@ class Poller:
             # Without the second argument at most 1,023 are reported, and the rest would look late.
             return self._epoll.poll(timeout_s, len(self.handlers) + 1)
         return self._set.poll(int(timeout_s * 1000) + (timeout_s > 0))
+
+    def close(self) -> None:
+        """Forget all descriptors (they are their owners' to close)."""
+        self.handlers.clear()
+        if self._epoll is not None:
+            self._epoll.close()

@@ -103,6 +103,7 @@ def carry_out(plan: LoadPlan, channel: _Channel) -> Counts:
     cpu = time.process_time_ns()
     began = now_ns()
     client.run()
+    client.close()
     lag = recorder.lags_ms()
     recorder.commit()
     counts, pool = client.counts, client.pool

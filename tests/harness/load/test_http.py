@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ BARE_LF = WITH_LENGTH.replace(b"\r\n", b"\n", 3)
 
 def feed(decoder: ResponseDecoder, data: bytes, *cuts: int) -> bytes:
     edges = [0, *sorted(cuts), len(data)]
-    return b"".join(b"".join(decoder.feed(data[a:b])) for a, b in zip(edges, edges[1:], strict=False) if b > a)
+    return b"".join(b"".join(decoder.feed(data[a:b])) for a, b in itertools.pairwise(edges) if b > a)
 
 
 @pytest.mark.parametrize("answer", [CHUNKED, WITH_LENGTH, INTERIM, BARE_LF])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def test_no_fragmentation_changes_the_answer(newline: bytes, cuts: list[int]) ->
     edges = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
     # A read arrives when its last byte does, so a chunk's time is the arrival of the read that holds its last byte.
     byte_by_byte = parse_stream([(i, 0, data[i : i + 1]) for i in range(len(data))], keep_text=True)
-    cut_up = parse_stream([(b - 1, 0, data[a:b]) for a, b in zip(edges, edges[1:], strict=False)], keep_text=True)
+    cut_up = parse_stream([(b - 1, 0, data[a:b]) for a, b in itertools.pairwise(edges)], keep_text=True)
 
     def arrival(t: int) -> int:
         return next(edge for edge in edges if edge > t) - 1
