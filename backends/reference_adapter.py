@@ -64,21 +64,24 @@ class ReferenceBackend(Backend):
         *(rule for rule in VLLM_METRICS if not rule.neutral.startswith("prefix_")),
         MetricRule("kv_pool_bytes", ("dyno_reference:kv_pool_bytes",)),
         MetricRule("kv_allocated_bytes", ("dyno_reference:kv_allocated_bytes",)),
-        MetricRule("kv_held_bytes", ("dyno_reference:kv_held_bytes",)),
+        MetricRule("kv_held_bytes", ("dyno_reference:kv_held_bytes", "dyno_reference:kv_token_bytes")),
         MetricRule("weight_bytes", ("dyno_reference:weight_bytes",)),
     )
-    # The engine states every mistake of its user as one such line.
+    # The engine states every mistake of its user as one such line, with the numbers and the way out.
     failures: ClassVar[tuple[FailurePattern, ...]] = (
         FailurePattern(
             "model_not_found",
-            r"^error: .*(no such (model )?folder|no config\.json|is not a (model )?folder|safetensors)",
+            r"^error: (Model folder|Weights|The weights in) ",
             "Name a folder with config.json and safetensors files, or fetch one: `dyno models fetch smollm2-135m`.",
         ),
         FailurePattern(
-            "out_of_memory_kv_cache",
-            r"^error: .*KV (pool|cache)",
-            "Ask for another kv_cache_tokens or kv_cache_bytes, or a smaller max_model_len.",
+            "unsupported_model",
+            r"^error: Architecture .* is not supported",
+            "Take a model of a supported architecture.",
         ),
+        FailurePattern("out_of_memory_host", r"^error: The KV pool of .* are available", "Ask for a smaller KV cache."),
+        FailurePattern("port_in_use", r"^error: Cannot listen on .*in use", "Choose another port, or leave it out."),
+        FailurePattern("bad_argument", r"^error: ", "Change the setting which that line names."),
     )
 
     def default_command(self) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 # Of a huge log both ends are read: causes stand early, consequences late.
-_HEAD_BYTES = 8 << 20
-_TAIL_BYTES = 4 << 20
+_HEAD_BYTES = 2 << 20
+_TAIL_BYTES = 1 << 20
 _LINE_CHARS = 300
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,34 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
         time.sleep(0.01)
+
+
+@contextmanager
+def answering(answer: Callable[[socket.socket, bytes], None]) -> Iterator[str]:
+    """A server of one thread that gives each connection's head to `answer`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                data = b""
+                while b"\r\n\r\n" not in data and (piece := connection.recv(4096)):
+                    data += piece
+                if data:
+                    answer(connection, data)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(10)
 
 
 class FakeEngine:

@@ -5,42 +5,13 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from backends.http_probe import ProbeError, ServerURL, Trouble, get
 from backends.ports import free_port
 from results.errors import EngineError, UsageError
-
-
-@contextmanager
-def answering(answer: Callable[[socket.socket, bytes], None]) -> Iterator[str]:
-    """A server of one thread that gives each connection's head to `answer`."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection:
-                data = b""
-                while b"\r\n\r\n" not in data and (piece := connection.recv(4096)):
-                    data += piece
-                if data:
-                    answer(connection, data)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(10)
+from tests.backends.conftest import answering
 
 
 def trouble_of(url: str, **options: float) -> tuple[Trouble, str]:

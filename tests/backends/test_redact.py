@@ -69,4 +69,4 @@ def test_a_plain_command_line_is_kept_as_it_is() -> None:
 @given(st.lists(st.text(max_size=12), max_size=6), st.from_regex(r"[a-zA-Z0-9]{8,20}", fullmatch=True))
 def test_a_key_after_its_flag_never_shows(before: list[str], key: str) -> None:
     words = [word for word in before if key not in word]
-    assert key not in " ".join(public_argv([*words, "--api-key", key])).replace(" ".join(words), "")
+    assert key not in " ".join(public_argv([*words, "--api-key", key]))
