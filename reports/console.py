@@ -11,7 +11,7 @@ from rich.text import Text
 
 from reports.tables import SHORT
 from results.report_data import ReportData
-from results.report_format import count, plural
+from results.report_format import compact, count, plural
 from results.report_shapes import Line, Point
 
 _WIDTH = 80
@@ -36,7 +36,7 @@ def print_report(data: ReportData, console: Console, report: Path | None = None)
     topic = ""
     for sentence in data.answer:
         # Reasons follow the table, with their advice.
-        if sentence.topic in _TOPICS and not sentence.code:
+        if (sentence.topic in _TOPICS or sentence.caution) and not sentence.code:
             if sentence.topic != topic:
                 topic = sentence.topic
                 console.print(Text(topic, style="cyan"), width=width)
@@ -86,7 +86,7 @@ def _modes(data: ReportData) -> list[str]:
 def _row(name: str, line: Line, point: Point, name_mode: bool) -> list[Text]:
     load = f"{point.load_mode[0]}{count(point.load_value)}" if name_mode else count(point.load_value)
     cells = [Text(name), Text(plain(line.workload.input_label)), Text(load)]
-    cells += [Text(column.show(point.values[column.measure])) for column in SHORT]
+    cells += [Text(column.show(point.values[column.measure], compact)) for column in SHORT]
     return [*cells, Text(point.verdict, style=_STYLES.get(point.verdict, ""))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from reports.figures import quantity
@@ -23,11 +24,11 @@ class Column:
     def words(self) -> str:
         return MEASURE[self.measure].words
 
-    def show(self, value: Value) -> str:
+    def show(self, value: Value, words: Callable[[float], str] = number) -> str:
         """The number alone; the unit stands in the heading."""
         if value.mean is None:
             return UNKNOWN
-        return number(value.mean / 2**20 if MEASURE[self.measure].unit == "B" else value.mean)
+        return words(value.mean / 2**20 if MEASURE[self.measure].unit == "B" else value.mean)
 
 
 COLUMNS: tuple[Column, ...] = (

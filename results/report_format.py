@@ -23,6 +23,14 @@ def number(value: float | None) -> str:
     return f"{value:.2f}" if len(text) < len("0.00") and size > 0.05 else text
 
 
+def compact(value: float) -> str:
+    """As `number`, in at most six characters: 49,012, 123k, 36.9M."""
+    for step, unit, limit in ((1e9, "G", 999.5e6), (1e6, "M", 999.5e3), (1e3, "k", 99_999.5)):
+        if abs(value) >= limit:
+            return f"{number(value / step)}{unit}"
+    return number(value)
+
+
 def count(value: float) -> str:
     """A number that is often whole: 16, 1,024, else with two decimals at most (7.93)."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}".rstrip("0").rstrip(".")

@@ -17,8 +17,10 @@ PER_TOKEN = 23_040
 
 def distribution(p50: float, n: int = 40) -> dict[str, Any]:
     """Percentiles in a fixed proportion, withheld by the rule n (1 - p) >= 1."""
-    shown = {"p50": (p50, 2), "p90": (p50 * 1.4, 10), "p95": (p50 * 1.6, 20), "p99": (p50 * 2, 100)}
-    return {"n": n, "mean": p50, **{k: v if n >= needs else None for k, (v, needs) in shown.items()}, "intervals": {}}
+    rules = {"p50": (p50, 2), "p90": (p50 * 1.4, 10), "p95": (p50 * 1.6, 20), "p99": (p50 * 2, 100)}
+    shown = {k: value if n >= needs else None for k, (value, needs) in rules.items()}
+    withheld = {k: f"needs {needs} values, there are {n}" for k, (_, needs) in rules.items() if n < needs}
+    return {"n": n, "mean": p50, **shown, "intervals": {}, "withheld": withheld}
 
 
 def rate(batch: int, input_len: int) -> float:
@@ -60,7 +62,15 @@ def cell(engine: str, batch: int, input_len: int, block: int = 0, speed: float =
         },
         "load": {"mode": "batch", "value": batch, "batch": batch, "waves": 3},
         "verdict": "VALID",
-        "reasons": [{"code": "no_window", "severity": "note", "evidence": "not looked for", "advice": "None needed."}],
+        "reasons": [
+            {
+                "code": "no_window",
+                "severity": "note",
+                "words": "No window",
+                "evidence": "not looked for",
+                "advice": "None needed.",
+            }
+        ],
         "requests": {"issued": n, "ok": n, "by_outcome": {"ok": n}},
         "whole": scope,
         "window": None,
@@ -83,6 +93,7 @@ def cell(engine: str, batch: int, input_len: int, block: int = 0, speed: float =
         "arithmetic": {
             "kv_bytes_per_token": PER_TOKEN,
             "kv_bytes_predicted": PER_TOKEN * tokens,
+            "kv_bytes_predicted_blocks": PER_TOKEN * tokens,
             "kv_bytes_engine": PER_TOKEN * tokens * 0.99,
         },
     }
@@ -92,7 +103,13 @@ def flawed(verdict: str, code: str, evidence: str = "lag p99 12 ms against 5 all
     """Gives a cell a verdict and the reason for it."""
 
     def change(given: Cell) -> Cell:
-        reason = {"code": code, "severity": verdict.lower(), "evidence": evidence, "advice": "Move the client away."}
+        reason = {
+            "code": code,
+            "severity": verdict.lower(),
+            "words": code.replace("_", " "),
+            "evidence": evidence,
+            "advice": "Move the client away.",
+        }
         return {**given, "verdict": verdict, "reasons": [reason, *given["reasons"]]}
 
     return change
@@ -142,7 +159,7 @@ def make_run(folder: Path, cells: Sequence[Cell], model: str = "smollm2-135m", p
     }
     with RunWriter.start(folder, yaml.safe_dump(experiment), manifest) as writer:
         for engine in engines:
-            for block in sorted({c["block"] for c in cells} or {0}):
+            for block in sorted({c.get("block", 0) for c in cells} or {0}):
                 session_id, _ = writer.new_session(engine, block)
                 writer.write_session(_session(session_id, engine, block, model))
         writer.write_summary(
