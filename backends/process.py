@@ -83,6 +83,7 @@ class ServerProcess:
         host: str,
         port: int | None,
         devices: DeviceProbe,
+        baseline: Mapping[str, int],
     ) -> None:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -93,7 +94,7 @@ class ServerProcess:
         self._messages: dict[str, Any] = {}
         self._seen: set[keeper.Process] = set()
         self._stopped = False
-        self._baseline = dict(devices.memory_used())
+        self._baseline = baseline
         self.log_path, self.grace_s, self.host, self.port = log_path, grace_s, host, port
         self.devices = devices
         self.patterns: Sequence[FailurePattern] = ()
@@ -131,6 +132,7 @@ class ServerProcess:
                 f"Cannot write {error.filename}: {error.strerror}. Check the disk and its rights."
             ) from error
         devices = devices or NoDevices()
+        baseline = dict(devices.memory_used())
         with log:
             child = subprocess.Popen(
                 [sys.executable, "-I", "-S", keeper.__file__],
@@ -140,7 +142,7 @@ class ServerProcess:
                 bufsize=0,
                 start_new_session=True,
             )
-        server = cls(child, log_path, grace_s, host, port, devices)
+        server = cls(child, log_path, grace_s, host, port, devices, baseline)
         order = {
             "argv": list(plan.argv),
             "env": {**os.environ, **plan.env},
@@ -196,6 +198,8 @@ class ServerProcess:
         return [process.pid for process in self._record()]
 
     def _record(self) -> list[keeper.Process]:
+        if self._keeper.returncode is not None:
+            return []  # its number may be another process's by now
         below = keeper.descendants(self._keeper.pid)
         self._seen.update(below)
         return below
@@ -224,7 +228,8 @@ class ServerProcess:
         logged = log_size(self.log_path)
         pause = 0.02
         while True:
-            status = self._ask(url, path, key_env)
+            left = timeout_s - (time.monotonic() - began)
+            status = self._ask(url, path, min(_PROBE_S, max(0.1, left)), key_env)
             if not self.alive():
                 raise self.failed(StartupError)
             if status == 200:
@@ -246,9 +251,9 @@ class ServerProcess:
             self._listen(pause)
             pause = min(pause * 1.5, 0.25)
 
-    def _ask(self, url: str, path: str, key_env: str | None) -> int | None:
+    def _ask(self, url: str, path: str, limit_s: float, key_env: str | None) -> int | None:
         try:
-            status = http_probe.get(url, path, _PROBE_S, key_env).status
+            status = http_probe.get(url, path, limit_s, key_env).status
         except http_probe.ProbeError as error:
             if error.trouble is not http_probe.Trouble.REFUSED:
                 self._listening()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import threading
 
 import pytest
@@ -12,6 +11,8 @@ from backends.http_probe import ProbeError, ServerURL, Trouble, get
 from backends.ports import free_port
 from results.errors import EngineError, UsageError
 from tests.backends.conftest import answering
+from tests.servers.openai_fake import CERTIFICATE, FakeServer
+from tests.servers.openai_fake_tokens import TokenSchedule
 
 
 def trouble_of(url: str, **options: float) -> tuple[Trouble, str]:
@@ -175,13 +176,11 @@ class TestNoAnswer:
         assert "write http://" in words
 
     def test_a_certificate_that_is_not_trusted_is_told_as_such(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(*_: object, **__: object) -> None:
-            error = ssl.SSLCertVerificationError(1, "certificate verify failed")
-            error.verify_message = "self-signed certificate"
-            raise error
-
-        monkeypatch.setattr("http.client.HTTPSConnection.connect", refuse)
-        trouble, words = trouble_of("https://127.0.0.1:1")
-        assert trouble is Trouble.TLS
-        assert "not trusted (self-signed certificate)" in words
-        assert "SSL_CERT_FILE" in words
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        with FakeServer(TokenSchedule(interval_s=0.001), tls=True) as server:
+            trouble, words = trouble_of(server.url)
+            assert trouble is Trouble.TLS
+            assert "not trusted (self-signed certificate)" in words
+            assert "SSL_CERT_FILE" in words
+            monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+            assert get(server.url, "/health").status == 200

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from backends.base import CompletionRequest, EngineSettings, LaunchContext, Resolved, Source, get_backend
-from backends.http_probe import ProbeError
+from backends.http_probe import ProbeError, get
 from backends.openai import BACKEND, MODELS_PATH, served_models
 from backends.ports import free_port
+from backends.prometheus import metric_names, neutral_metrics, parse_prometheus
 from results.errors import EngineError, UnknownNameError, UsageError
 from tests.backends.conftest import FakeEngine, answering, wait_until
+from tests.servers.openai_fake import FakeServer
+from tests.servers.openai_fake_tokens import TokenSchedule
 
 MODELS = {"object": "list", "data": [{"id": "org/model-7b", "max_model_len": 4096}, {"id": "other"}]}
 
@@ -61,6 +64,16 @@ class TestTheServer:
         wait_until(lambda: "listening" in fake.words(), "the fake's socket")
         BACKEND.check_attached(fake.url, 20)
         assert server.alive()
+
+    def test_is_attached_to_and_read_back_over_http(self) -> None:
+        with FakeServer(TokenSchedule(interval_s=0.001)) as server:
+            BACKEND.check_attached(server.url, 20)
+            documents = {path: get(server.url, path).document() for path in BACKEND.settings_paths()}
+        served = served_models(documents[MODELS_PATH])
+        assert len(served) == 1
+        assert BACKEND.served_name("", documents) == served[0]
+        samples = parse_prometheus(documents["/metrics"], metric_names(BACKEND.metrics))
+        assert neutral_metrics(BACKEND.metrics, samples)["running"] == 0
 
     def test_that_says_503_is_asked_again_until_the_limit(self) -> None:
         with (

@@ -240,6 +240,15 @@ class TestTheEnd:
         assert server.stop() == 5
         fake.assert_nothing_left()
 
+    def test_of_a_front_killed_from_outside_takes_its_workers_away(self, fake: FakeEngine) -> None:
+        server = fake.ready("--worker", "session", "--worker", "stubborn", grace_s=0.3)
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda: not [p for p in fake.seen if keeper.alive(p)], "the sweep, before anybody asked to stop")
+        assert server.exit_code == -signal.SIGKILL
+        assert server.stop() == -signal.SIGKILL
+        assert server.pids() == []
+        fake.assert_nothing_left()
+
     def test_comes_when_the_body_fails_and_the_error_stays_the_bodys(self, fake: FakeEngine) -> None:
         with pytest.raises(ZeroDivisionError), fake.ready("--worker", "session", grace_s=0.3):
             _ = 1 / 0
