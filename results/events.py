@@ -162,9 +162,14 @@ class Samples:
 
     def series(self, source: str, metric: str) -> tuple[Ints, Floats]:
         """Known values of one metric in time order, with the end of the interval each belongs to."""
-        here = (self.source == source) & (self.metric == metric) & np.isfinite(self.value)
-        order = np.argsort(self.t1[here], kind="stable")
-        return self.t1[here][order], self.value[here][order]
+        _, t1, values = self.spans(source, metric)
+        return t1, values
+
+    def spans(self, source: str, metric: str) -> tuple[Ints, Ints, Floats]:
+        """Known values of one metric in time order, with both ends of the interval each belongs to: (t0, t1, values)."""
+        here = np.flatnonzero((self.source == source) & (self.metric == metric) & np.isfinite(self.value))
+        here = here[np.argsort(self.t1[here], kind="stable")]
+        return self.t0[here], self.t1[here], self.value[here]
 
     def unknown_because(self, source: str, metric: str) -> str | None:
         """Why a metric has no value, where the sampler said so."""

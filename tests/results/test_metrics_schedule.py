@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from results.batch import gauge_mean, lock_index
-from results.cell_summary import counter_delta, summarise
+from results.cell_summary import summarise
 from results.events import Chunks, Requests, Samples
 from results.phases import union_ns
+from results.server_use import counter_growth
 from results.summary import build_summary
 from results.truth import read_steps
 from tests.results.builders import (
@@ -157,12 +158,20 @@ def test_a_gauge_holds_until_its_next_reading() -> None:
 
 
 def test_a_counter_grows_from_before_the_start_to_after_the_end() -> None:
-    times, values = np.array([0, 10, 20, 30]), np.array([5.0, 7.0, 9.0, 20.0])
-    assert counter_delta(times, values, 10, 20) == (2.0, False)
-    assert counter_delta(times, values, 12, 18) == (2.0, False)
-    assert counter_delta(times, values, 0, 30) == (15.0, False)
-    assert counter_delta(times, np.array([5.0, 7.0, 1.0, 2.0]), 0, 30) == (None, True)
-    assert counter_delta(times[:1], values[:1], 0, 30) == (None, False)
+    t0, t1, values = np.array([0, 10, 20, 30]), np.array([1, 11, 21, 31]), np.array([5.0, 7.0, 9.0, 20.0])
+
+    def growth(start: int, end: int, readings: Any = values) -> tuple[float | None, bool, bool]:
+        found = counter_growth(t0, t1, readings, start, end)
+        return found.value, found.covers, found.fell
+
+    assert growth(11, 20) == (2.0, True, False)
+    assert growth(12, 18) == (2.0, True, False)
+    # A reading under way when the cell began or ended may hold some of it, or not all.
+    assert growth(10, 21) == (15.0, True, False)
+    assert growth(0, 30) == (15.0, False, False)
+    assert growth(1, 31) == (15.0, False, False)
+    assert growth(1, 30, np.array([5.0, 7.0, 1.0, 2.0])) == (None, False, True)
+    assert counter_growth(t0[:1], t1[:1], values[:1], 0, 30).value is None
 
 
 def closed_loop(offsets: list[float], cycles: int = 10) -> Requests:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from results.reasons import REASON, REASONS, CellFacts, Severity, Verdict, reason, reasons_of, verdict
+from results.reason_rules import CellFacts, Severity
+from results.reasons import REASON, REASONS, Verdict, reason, reasons_of, verdict
 
 CLEAN = CellFacts(
     issued=100,
@@ -86,7 +87,9 @@ def test_the_verdict_is_that_of_the_worst_reason_which_comes_first(found: list[s
         ({"server_generation_tokens": 1011}, {"token_counts_disagree": "suspect"}),
         ({"server_generation_tokens": 0}, {"token_counts_disagree": "suspect"}),
         ({"server_prompt_tokens": 5051}, {"token_counts_disagree": "suspect"}),
-        ({"server_prompt_tokens": None, "server_generation_tokens": None}, {}),
+        ({"server_prompt_tokens": None, "server_generation_tokens": None}, {"token_counts_unchecked": "note"}),
+        ({"server_prompt_tokens": None}, {}),
+        ({"sampler_ended": "the sampler ended with code 1"}, {"sampling_ended": "note"}),
         ({"output_delivered_in_chunks": 999}, {"token_counts_disagree": "suspect"}),
         ({"output_delivered_in_chunks": None}, {}),
         (
@@ -103,7 +106,7 @@ def test_the_verdict_is_that_of_the_worst_reason_which_comes_first(found: list[s
             {"client_lag": "suspect", "no_kernel_stamps": "note"},
         ),
         ({"lag_ms_p99": None}, {}),
-        ({"server_samples": 0}, {"no_server_metrics": "note"}),
+        ({"server_samples": 0, "server_generation_tokens": None}, {"no_server_metrics": "note"}),
         ({"has_window": False}, {"no_window": "note"}),
         ({"has_device": False}, {"no_device_telemetry": "note"}),
         ({"mode": "concurrency", "lock_index": 0.9, "lock_phases": 20}, {"phase_lock": "suspect"}),

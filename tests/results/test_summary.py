@@ -14,28 +14,10 @@ from results.store import RunStore, RunWriter
 from results.summary import build_summary
 from tests.results.builders import MODEL_CONFIG, CellEdit, add_fault, fail_requests, synthetic_run
 
-CELL_KEYS = set(
-    [
-        "id",
-        "engine",
-        "backend",
-        "model",
-        "session",
-        "block",
-        "workload",
-        "load",
-        "verdict",
-        "reasons",
-        "requests",
-        "whole",
-        "window",
-        "batch",
-        "client",
-        "device",
-        "server",
-        "arithmetic",
-    ]
-)
+CELL_KEYS = {
+    *("id", "engine", "backend", "model", "session", "block", "workload", "load", "verdict", "reasons", "requests"),
+    *("whole", "window", "batch", "client", "device", "server", "arithmetic"),
+}
 
 
 def codes(cell: dict[str, Any]) -> dict[str, str]:

@@ -1,0 +1,202 @@
+"""The rules behind the reason codes: each reads plain facts about a cell and says what it found, or None."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    NOTE = "note"
+    SUSPECT = "suspect"
+    INVALID = "invalid"
+
+
+@dataclass(slots=True)
+class CellFacts:
+    """What the rules may know of a cell. None is "not known": a rule that lacks a fact says nothing.
+
+    `found` maps codes that the runner or a metric reported to their evidence. Server counts are counter differences over
+    the cell and None unless the counters were read on both sides of it.
+    """
+
+    issued: int = 0
+    ok: int = 0
+    by_outcome: Mapping[str, int] = field(default_factory=dict)
+    first_error: str | None = None
+    mode: str = "batch"
+    output_asked: int = 0
+    output_delivered: int = 0
+    output_delivered_in_chunks: int | None = None
+    input_tokens: int = 0
+    longest_output: int = 0
+    longest_input: int = 0
+    prompts_differ: int = 0
+    prompts_difference: str = ""
+    disordered: int = 0
+    disordered_example: str = ""
+    server_prompt_tokens: float | None = None
+    server_generation_tokens: float | None = None
+    counter_fell: str | None = None
+    server_samples: int = 0
+    sampler_ended: str | None = None
+    lag_ms_p99: float | None = None
+    tpot_ms_p50: float | None = None
+    receive_stamps: str | None = None
+    lock_index: float | None = None
+    lock_phases: int = 0
+    has_window: bool = False
+    has_device: bool = False
+    withheld: tuple[str, ...] = ()
+    found: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule found; `severity` overrides that of the row."""
+
+    evidence: str
+    severity: Severity | None = None
+
+
+# Above this share of failed requests the rest is no fair sample of the load: failures take work off the server.
+FAILED_SHARE_INVALID = 0.10
+# An engine that writes this much less than asked does other work than its rivals.
+SHORT_SHARE_INVALID = 0.05
+FEW_OK_SUSPECT = 8
+FEW_OK_NOTE = 20
+LAG_MS = 5.0
+LAG_SHARE_OF_TPOT = 0.10
+LOCK_INDEX = 0.7
+LOCK_PHASES = 8
+
+
+def no_requests_ok(f: CellFacts) -> Finding | None:
+    if f.ok:
+        return None
+    if not f.issued:
+        return Finding("no request was issued")
+    return Finding(f"0 of {f.issued} requests were answered in full ({_outcomes(f)})" + _first_error(f))
+
+
+def failures(f: CellFacts) -> Finding | None:
+    failed = sum(n for outcome, n in f.by_outcome.items() if outcome not in ("ok", "short", "cancelled"))
+    if not failed or not f.ok:
+        return None
+    share = failed / f.issued
+    severity = Severity.INVALID if share > FAILED_SHARE_INVALID else None
+    return Finding(f"{failed} of {f.issued} requests failed ({share:.1%}: {_outcomes(f)})" + _first_error(f), severity)
+
+
+def cancelled(f: CellFacts) -> Finding | None:
+    n = f.by_outcome.get("cancelled", 0)
+    return Finding(f"{n} of {f.issued} requests were ended by the client") if n else None
+
+
+def short_outputs(f: CellFacts) -> Finding | None:
+    n = f.by_outcome.get("short", 0)
+    if not n:
+        return None
+    missing = 1 - f.output_delivered / f.output_asked if f.output_asked else 0.0
+    severity = Severity.INVALID if missing > SHORT_SHARE_INVALID else None
+    return Finding(
+        f"{n} of {f.issued} requests ended early: {f.output_delivered} of {f.output_asked} output tokens asked for",
+        severity,
+    )
+
+
+def server_restarted(f: CellFacts) -> Finding | None:
+    return Finding(f"the server's counter {f.counter_fell} fell during the cell") if f.counter_fell else None
+
+
+def token_counts_disagree(f: CellFacts) -> Finding | None:
+    parts = []
+    # What failed requests made or consumed at the server never reached the client.
+    if f.ok == f.issued:
+        for what, client, server, one in (
+            ("output", f.output_delivered, f.server_generation_tokens, f.longest_output),
+            ("prompt", f.input_tokens, f.server_prompt_tokens, f.longest_input),
+        ):
+            if server is not None and abs(server - client) > one:
+                parts.append(f"{what} tokens: client {client}, server {server:.0f}")
+    if f.output_delivered_in_chunks is not None and f.output_delivered_in_chunks != f.output_delivered:
+        parts.append(f"chunks carry {f.output_delivered_in_chunks} tokens, requests say {f.output_delivered}")
+    return Finding("; ".join(parts)) if parts else None
+
+
+def token_counts_unchecked(f: CellFacts) -> Finding | None:
+    if not f.server_samples or f.counter_fell or f.server_generation_tokens is not None:
+        return None
+    return Finding("the server's token counter was not read both before and after the cell")
+
+
+def sampling_ended(f: CellFacts) -> Finding | None:
+    return Finding(f.sampler_ended) if f.sampler_ended else None
+
+
+def prompt_tokens_disagree(f: CellFacts) -> Finding | None:
+    if not f.prompts_differ:
+        return None
+    return Finding(f"{f.prompts_differ} of {f.issued} prompts ({f.prompts_difference})")
+
+
+def stamps_disordered(f: CellFacts) -> Finding | None:
+    if not f.disordered:
+        return None
+    return Finding(f"{f.disordered} of {f.issued} requests, e.g. {f.disordered_example}")
+
+
+def client_lag(f: CellFacts) -> Finding | None:
+    if f.lag_ms_p99 is None:
+        return None
+    late = f.lag_ms_p99 > LAG_MS
+    beside = f.tpot_ms_p50 is not None and f.lag_ms_p99 > LAG_SHARE_OF_TPOT * f.tpot_ms_p50
+    if not late and not beside:
+        return None
+    tpot = "" if f.tpot_ms_p50 is None else f", TPOT p50 {f.tpot_ms_p50:.1f} ms"
+    # Kernel stamps keep the lag out of the times; it then only delays what the client sends next.
+    mild = f.receive_stamps == "kernel" and not (late and beside)
+    return Finding(f"client lag p99 {f.lag_ms_p99:.2f} ms{tpot}", Severity.NOTE if mild else None)
+
+
+def no_kernel_stamps(f: CellFacts) -> Finding | None:
+    return Finding("chunks are stamped when the client read them") if f.receive_stamps == "read" else None
+
+
+def few_samples(f: CellFacts) -> Finding | None:
+    if not f.ok or f.ok >= FEW_OK_NOTE:
+        return None
+    return Finding(f"{f.ok} requests answered in full", Severity.SUSPECT if f.ok < FEW_OK_SUSPECT else None)
+
+
+def withheld(f: CellFacts) -> Finding | None:
+    return Finding("; ".join(f.withheld)) if f.withheld else None
+
+
+def phase_lock(f: CellFacts) -> Finding | None:
+    if f.mode != "concurrency" or f.lock_index is None or f.lock_phases < LOCK_PHASES or f.lock_index <= LOCK_INDEX:
+        return None
+    return Finding(
+        f"lock index {f.lock_index:.2f} over {f.lock_phases} phases (1: all slots send at the same instants)"
+    )
+
+
+def no_window(f: CellFacts) -> Finding | None:
+    return None if f.has_window else Finding("figures are of the whole cell, start-up and drain included")
+
+
+def no_device(f: CellFacts) -> Finding | None:
+    return None if f.has_device else Finding("no device was sampled")
+
+
+def no_server_metrics(f: CellFacts) -> Finding | None:
+    return None if f.server_samples else Finding("no metric of the server was read during the cell")
+
+
+def _outcomes(f: CellFacts) -> str:
+    return ", ".join(f"{n} {outcome}" for outcome, n in sorted(f.by_outcome.items()) if n and outcome != "ok")
+
+
+def _first_error(f: CellFacts) -> str:
+    return f"; first error: {f.first_error}" if f.first_error else ""

@@ -1,0 +1,99 @@
+"""What the server and its host said during a cell: maxima of gauges, growth of counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from results.clock import NS_PER_S
+from results.events import Floats, Ints, Samples
+
+# Shown under the first name: the largest reading inside the cell of (source, metric).
+MAXIMA = {
+    "kv_usage_max": ("server", "kv_usage"),
+    "kv_pool_bytes": ("server", "kv_pool_bytes"),
+    "kv_capacity_tokens": ("server", "kv_capacity_tokens"),
+    "kv_allocated_bytes_max": ("server", "kv_allocated_bytes"),
+    "kv_held_bytes_max": ("server", "kv_held_bytes"),
+    "running_max": ("server", "running"),
+    "waiting_max": ("server", "waiting"),
+    "weight_bytes": ("server", "weight_bytes"),
+    "rss_bytes_max": ("host", "server_rss_bytes"),
+}
+# Shown under the first name: how much (source, metric) grew over the cell.
+COUNTERS = {
+    "preemptions": ("server", "preemptions_total"),
+    "prompt_tokens": ("server", "prompt_tokens_total"),
+    "generation_tokens": ("server", "generation_tokens_total"),
+    "cpu_s": ("host", "server_cpu_s"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How much a counter grew from one reading to another, `seconds` apart.
+
+    `covers` says that the first was read before the cell began and the last after it ended, so that all of the cell is in
+    it. `value` is None where the counter fell (its server started over) or was read less than twice.
+    """
+
+    value: float | None = None
+    covers: bool = False
+    fell: bool = False
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUse:
+    """The `server` part of a cell's summary, and what the reason rules want to know of it."""
+
+    numbers: dict[str, Any]
+    growth: dict[str, Growth]
+
+    @property
+    def fell(self) -> str | None:
+        """The server's counter that fell, if one did."""
+        names = (COUNTERS[k][1] for k, g in self.growth.items() if g.fell and COUNTERS[k][0] == "server")
+        return next(names, None)
+
+    def covered(self, name: str) -> float | None:
+        """A counter's growth where it is that of the whole cell and nothing else."""
+        growth = self.growth[name]
+        return growth.value if growth.covers else None
+
+
+def server_use(samples: Samples, cell: tuple[int, int]) -> ServerUse:
+    """Maxima and growth over [started, ended] of the cell. Counters grow over `counter_span_s`, the time between the
+    readings used: less than the cell where it was not read on both sides."""
+    numbers: dict[str, Any] = {}
+    for name, where in MAXIMA.items():
+        times, values = samples.series(*where)
+        inside = values[(times >= cell[0]) & (times <= cell[1])]
+        numbers[name] = _whole(float(inside.max())) if len(inside) else None
+    growth = {name: counter_growth(*samples.spans(*where), *cell) for name, where in COUNTERS.items()}
+    numbers |= {name: None if g.value is None else _whole(g.value) for name, g in growth.items()}
+    spans = [growth[name].seconds for name in ("generation_tokens", "prompt_tokens", "cpu_s")]
+    numbers["counter_span_s"] = next((s for s in spans if s is not None), None)
+    return ServerUse(numbers, growth)
+
+
+def counter_growth(t0: Ints, t1: Ints, values: Floats, start: int, end: int) -> Growth:
+    """From the last reading that was over by `start` (else the first) to the first begun after `end` (else the last)."""
+    if len(values) < 2:
+        return Growth()
+    first = max(int(np.searchsorted(t1, start, side="right")) - 1, 0)
+    last = min(int(np.searchsorted(t0, end, side="left")), len(values) - 1)
+    if last <= first:
+        return Growth()
+    part = values[first : last + 1]
+    seconds = float(t1[last] - t1[first]) / NS_PER_S
+    if (np.diff(part) < 0).any():
+        return Growth(fell=True, seconds=seconds)
+    return Growth(float(part[-1] - part[0]), bool(t1[first] <= start and t0[last] >= end), False, seconds)
+
+
+def _whole(value: float) -> float | int:
+    """Counts and bytes come as floats from the samples; whole ones are shown as what they are."""
+    return int(value) if value.is_integer() else value
