@@ -5,7 +5,9 @@
 
   // Hover, focus and touch show a mark's numbers; arrow keys step through the marks of a figure.
   const tip = $("tip");
+  let current = null;
   function show(mark) {
+    current = mark;
     tip.textContent = mark.getAttribute("aria-label");
     tip.hidden = false;
     const at = mark.querySelector(".dot").getBoundingClientRect();
@@ -15,7 +17,7 @@
     tip.style.left = left + "px";
     tip.style.top = (above > 8 ? above : at.bottom + 10) + "px";
   }
-  function hide() { tip.hidden = true; }
+  function hide() { current = null; tip.hidden = true; }
   for (const mark of all(".mark")) {
     mark.addEventListener("pointerenter", () => show(mark));
     mark.addEventListener("pointerleave", hide);
@@ -33,7 +35,7 @@
       marks[now < 0 ? (step > 0 ? 0 : marks.length - 1) : (now + step + marks.length) % marks.length].focus();
     });
   }
-  addEventListener("scroll", hide, { passive: true });
+  addEventListener("scroll", () => { if (current) show(current); }, { passive: true });
 
   // The table of cells: sort by any heading, filter by any word.
   const table = $("cell-table");
@@ -65,12 +67,18 @@
       });
     });
     const filter = $("filter"), shown = $("filter-count");
-    const text = new Map(rows.map((row) => [row, (row.textContent + " " + row.dataset.find).toLowerCase().replace(/\s+/g, " ")]));
+    // Names, loads, verdicts and reasons are searched, not the measured numbers; "16" finds batch 16 and not 160.
+    const text = new Map(rows.map((row) => {
+      const named = Array.from(row.cells).filter((cell) => !cell.classList.contains("n")).map((cell) => cell.textContent);
+      const found = [...named, row.dataset.find].join(" ").toLowerCase().replace(/(\d),(?=\d{3})/g, "$1");
+      return [row, { found, numbers: new Set(found.match(/\d+/g)) }];
+    }));
+    const matches = (row, word) => /^\d+$/.test(word) ? text.get(row).numbers.has(word) : text.get(row).found.includes(word);
     filter.addEventListener("input", () => {
       const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
       let n = 0;
       for (const row of rows) {
-        row.hidden = !words.every((word) => text.get(row).includes(word));
+        row.hidden = !words.every((word) => matches(row, word));
         if (!row.hidden) n += 1;
       }
       shown.textContent = (n === rows.length ? n : n + " of " + rows.length) + (rows.length === 1 ? " cell" : " cells");
