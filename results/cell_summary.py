@@ -16,6 +16,7 @@ from results.errors import StoreError
 from results.events import Chunks, Requests, Samples, read_chunks, read_requests, read_samples
 from results.kv_use import bytes_per_token, kv_numbers
 from results.metrics import decode_rate, measure, prefill_rate
+from results.phases import decode_at_client, prefill_at_client
 from results.reasons import Reason, reasons_of, verdict
 from results.records import CellRecord, Fault
 from results.scope import ScopeData, scope_data
@@ -141,11 +142,18 @@ def _identity(record: CellRecord, reasons: list[Reason]) -> dict[str, Any]:
 
 
 def _phases(data: ScopeData | None) -> dict[str, Any] | None:
-    """Where the two phase rates were read, the share of the tokens they rest on, and how mixed that time was."""
+    """Where the two phase rates were read, the share of the tokens they rest on, how mixed that time was; and, whatever
+    the source, the client's estimate, which every engine has."""
     if data is None:
         return None
-    rates = (("prefill", prefill_rate(data)), ("decode", decode_rate(data)))
-    return {name: {"source": r.source, "share": r.share, "mixed": r.mixed} for name, r in rates}
+    rates = (
+        ("prefill", prefill_rate(data), prefill_at_client(data.requests, data.answered, data.input_tokens)),
+        ("decode", decode_rate(data), decode_at_client(data.requests, data.answered)),
+    )
+    return {
+        name: {"source": rate.source, "share": rate.share, "mixed": rate.mixed, "at_client": estimate.value}
+        for name, rate, estimate in rates
+    }
 
 
 def _client(record: CellRecord, chunks: Chunks, tokens: int) -> dict[str, Any]:

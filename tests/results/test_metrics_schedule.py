@@ -52,7 +52,14 @@ def test_a_locked_batch(tmp_path: Path, batch: int, truth: bool) -> None:
     assert whole["itl_pooled_ms"]["p50"] == pytest.approx(step)
     assert whole["decode_tokens_per_s"] == pytest.approx(batch / step * 1e3)
     assert whole["prefill_tokens_per_s"] == pytest.approx(inputs / prefill * 1e3)
-    assert cell["phases"]["decode"] == {"source": "wave", "share": pytest.approx((outputs - 1) / outputs), "mixed": 0}
+    decode = cell["phases"]["decode"]
+    assert (decode["source"], decode["mixed"]) == ("wave", 0)
+    assert decode["share"] == pytest.approx((outputs - 1) / outputs)
+    # The client's estimate holds the prefills of the others.
+    assert decode["at_client"] == pytest.approx(
+        batch * (outputs - 1) / ((batch - 1) * prefill + (outputs - 1) * step) * 1e3
+    )
+    assert cell["phases"]["prefill"]["at_client"] == pytest.approx(inputs / prefill * 1e3)
     assert cell["phases"]["prefill"]["source"] == ("steps" if truth else "client")
     assert cell["batch"]["in_flight"] == pytest.approx(batch)
     assert cell["batch"]["offered"] == batch
