@@ -19,8 +19,9 @@ def main() -> None:
     url = f"http://127.0.0.1:{port}"
     with ServerProcess.start(LaunchPlan(tuple(sys.argv[4:])), log, float(sys.argv[3]), port=port) as server:
         server.wait_ready(url, "/health", 20)
-        print(json.dumps({"pids": server.pids()}), flush=True)
+        pids = server.pids()
         try:
+            print(json.dumps({"pids": pids}), flush=True)
             sys.stdin.readline()
         except KeyboardInterrupt:
             # What a harness does first on Ctrl-C is its own choice: the server must still be there.

@@ -254,10 +254,19 @@ class TestTheEnd:
             _ = 1 / 0
         fake.assert_nothing_left()
 
+    def test_comes_when_the_keepers_pipe_is_closed(self, fake: FakeEngine) -> None:
+        server = fake.ready("--worker", "session", grace_s=0.3)
+        server._link._in.close()
+        wait_until(lambda: not [p for p in fake.seen if keeper.alive(p)], "the end of the tree")
+        assert "got SIGTERM" in fake.words()
+
     def test_comes_when_the_keeper_was_killed(self, fake: FakeEngine) -> None:
         server = fake.ready("--worker", "session", "--worker", "stubborn")
-        os.kill(server._keeper.pid, signal.SIGKILL)
-        wait_until(lambda: not server.alive(), "the server's end with its keeper")
+        front = keeper.identify(server.pid)
+        assert front is not None
+        os.kill(server._link.pid, signal.SIGKILL)
+        wait_until(lambda: not keeper.alive(front), "the server's end with its keeper")
+        assert not server.alive()
         with pytest.raises(ServerDiedError, match="vanished together with its keeper"):
             server.check()
         assert server.stop() is None
@@ -265,7 +274,7 @@ class TestTheEnd:
 
     def test_a_second_ctrl_c_cuts_the_grace_short(self, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         server = fake.ready("--ignore-term", grace_s=120)
-        listen = server._listen
+        listen = server._link.listen
         pressed = iter([KeyboardInterrupt()])
 
         def press_once(seconds: float) -> bool:
@@ -273,7 +282,7 @@ class TestTheEnd:
                 raise error
             return listen(seconds)
 
-        monkeypatch.setattr(server, "_listen", press_once)
+        monkeypatch.setattr(server._link, "listen", press_once)
         with pytest.raises(KeyboardInterrupt):
             server.stop()
         assert server.stop() == -signal.SIGKILL

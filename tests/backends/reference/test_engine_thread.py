@@ -1,0 +1,91 @@
+"""The owner thread: commands from outside, one message a step, and what happens when a step fails."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+
+from backends.reference.engine import Engine, EngineThread
+from backends.reference.messages import Abort, Failed, StepOutput, Submit
+from backends.reference.scheduler import Scheduled
+from tests.backends.reference.hash_model import expected_output, hash_engine
+
+DEADLINE_S = 30
+
+
+class Owner:
+    """An engine thread whose messages land in queues."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.messages: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
+        self.deaths: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+        self.thread = EngineThread(engine, self.messages.put, self.deaths.put)
+        self.thread.start()
+
+    def next(self) -> StepOutput:
+        return self.messages.get(timeout=DEADLINE_S)
+
+
+def test_one_message_a_step_holds_the_tokens_of_all_requests() -> None:
+    owner = Owner(hash_engine())
+    prompts = {key: [key, 1, 2] for key in range(3)}
+    for key, prompt in prompts.items():
+        owner.thread.send(Submit(key, f"r{key}", prompt, 10))
+    made: dict[int, list[int]] = {key: [] for key in prompts}
+    finished, messages = 0, 0
+    while finished < 3:
+        output = owner.next()
+        messages += 1
+        assert len({token.step for token in output.tokens}) == 1
+        for token in output.tokens:
+            made[token.key].append(token.token)
+            finished += token.finish_reason == "length"
+    assert made == {key: expected_output(prompt, 10) for key, prompt in prompts.items()}
+    assert owner.thread.stop(DEADLINE_S)
+    assert messages == owner.thread.engine.num_steps
+
+
+def test_abort_gives_the_blocks_back_at_the_next_step_boundary() -> None:
+    owner = Owner(hash_engine(max_model_len=10**6, num_blocks=10**5))
+    owner.thread.send(Submit(0, "long", [1], 10**5))
+    owner.next()
+    owner.thread.send(Abort(0))
+    owner.thread.send(Abort(0))
+    owner.thread.send(Submit(1, "next", [2], 3))
+    while True:
+        keys = {token.key for token in owner.next().tokens}
+        if 1 in keys:
+            break
+    assert keys == {1}  # the aborted one is not in the step that the next one enters
+    assert owner.thread.stop(DEADLINE_S)
+    assert owner.thread.engine.scheduler.blocks.num_allocated in (0, 1)
+
+
+def test_request_that_can_never_run_is_answered_and_the_engine_goes_on() -> None:
+    owner = Owner(hash_engine(max_model_len=32))
+    owner.thread.send(Submit(0, "long", [1] * 33, 5))
+    owner.thread.send(Submit(1, "short", [1], 1))
+    assert owner.next().failed == [
+        Failed(
+            0,
+            "The prompt has 33 tokens and max_tokens is 5: 38 tokens, but max_model_len is 32. Shorten the prompt or "
+            "lower max_tokens by 6.",
+        )
+    ]
+    assert [token.key for token in owner.next().tokens] == [1]
+    assert owner.thread.stop(DEADLINE_S)
+
+
+class BrokenRunner:
+    def run(self, items: Sequence[Scheduled]) -> list[int]:
+        raise RuntimeError("out of luck")
+
+
+def test_failed_step_tells_every_request_and_ends_the_thread() -> None:
+    engine = hash_engine()
+    engine.runner = BrokenRunner()
+    owner = Owner(engine)
+    owner.thread.send(Submit(0, "r", [1], 5))
+    assert owner.next().failed == [Failed(0, "The engine failed: out of luck")]
+    assert str(owner.deaths.get(timeout=DEADLINE_S)) == "out of luck"
+    assert owner.thread.stop(DEADLINE_S)
