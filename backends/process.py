@@ -9,21 +9,16 @@ Whatever happens inside, afterwards no process of the tree is left and the port 
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Self
 
-from backends import http_probe, keeper
+from backends import http_probe
 from backends.base import FailurePattern, LaunchPlan
+from backends.devices import DeviceProbe, NoDevices, wait_memory_back
 from backends.failures import (
     STAGE_WORDS,
     Failure,
@@ -35,6 +30,7 @@ from backends.failures import (
     classify,
     exit_words,
 )
+from backends.keeper_link import KeeperLink
 from backends.ports import free_port, listens_on, port_holder, require_free_port, wait_port_free
 from backends.redact import public_argv, public_environment, relevant_environment
 from backends.server_log import log_size, read_log, tail_lines
@@ -54,22 +50,7 @@ __all__ = [
 _SPAWN_S = 20.0
 _PORT_FREE_S = 5.0
 _MEMORY_BACK_S = 30.0
-_MEMORY_TOLERANCE = 256 << 20
 _PROBE_S = 5.0
-
-
-class DeviceProbe(Protocol):
-    """What supervision needs to know of the devices; passed in, since the sampler lives on a higher floor."""
-
-    def memory_used(self) -> Mapping[str, int]:
-        """Bytes in use per device, whoever uses them."""
-
-
-class NoDevices:
-    """No device to wait for."""
-
-    def memory_used(self) -> Mapping[str, int]:
-        return {}
 
 
 class ServerProcess:
@@ -77,26 +58,18 @@ class ServerProcess:
 
     def __init__(
         self,
-        child: subprocess.Popen[bytes],
+        link: KeeperLink,
         log_path: Path,
-        grace_s: float,
         host: str,
         port: int | None,
         devices: DeviceProbe,
         baseline: Mapping[str, int],
     ) -> None:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        self._keeper = child
-        self._in, self._out = child.stdin, child.stdout
-        os.set_blocking(self._out.fileno(), False)
-        self._buffer = b""
-        self._messages: dict[str, Any] = {}
-        self._seen: set[keeper.Process] = set()
+        """Use `start`."""
+        self._link = link
+        self._devices, self._baseline = devices, baseline
         self._stopped = False
-        self._baseline = baseline
-        self.log_path, self.grace_s, self.host, self.port = log_path, grace_s, host, port
-        self.devices = devices
+        self.log_path, self.host, self.port = log_path, host, port
         self.patterns: Sequence[FailurePattern] = ()
         self.stage = Stage.SPAWN
         # Monotonic ns of what was seen from outside: spawn, listening, ready, stop, gone.
@@ -134,24 +107,8 @@ class ServerProcess:
         devices = devices or NoDevices()
         baseline = dict(devices.memory_used())
         with log:
-            child = subprocess.Popen(
-                [sys.executable, "-I", "-S", keeper.__file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=0,
-                start_new_session=True,
-            )
-        server = cls(child, log_path, grace_s, host, port, devices, baseline)
-        order = {
-            "argv": list(plan.argv),
-            "env": {**os.environ, **plan.env},
-            "cwd": os.getcwd(),
-            "grace_s": grace_s,
-            "parent": os.getpid(),
-        }
+            server = cls(KeeperLink(plan, log, grace_s), log_path, host, port, devices, baseline)
         try:
-            server._tell(json.dumps(order))
             server._await_spawn(plan.argv[0])
         except BaseException:
             server.stop()
@@ -160,15 +117,16 @@ class ServerProcess:
 
     def _await_spawn(self, program: str) -> None:
         deadline = time.monotonic() + _SPAWN_S
-        while not self._messages.keys() & {"pid", "error"} and time.monotonic() < deadline:
-            if not self._listen(0.1) and self._keeper.poll() is not None:
+        said = self._link.said
+        while not said.keys() & {"pid", "error"} and time.monotonic() < deadline:
+            if not self._link.listen(0.1) and not self._link.running():
                 break
-        if "pid" in self._messages:
+        if "pid" in said:
             self.timeline["spawn"] = now_ns()
             self.stage = Stage.START
-            self._record()
+            self._link.tree()
             return
-        words = self._messages.get("error", "the keeper did not answer")
+        words = said.get("error", "the keeper did not answer")
         advice = (
             f"Check that {program!r} is installed and on PATH, or name the engine's command "
             "(`command` of the engine, or DYNO_<BACKEND>_COMMAND)."
@@ -180,29 +138,22 @@ class ServerProcess:
     @property
     def pid(self) -> int:
         """The server's own process (the leader of its group)."""
-        return int(self._messages.get("pid", 0))
+        return int(self._link.said.get("pid", 0))
 
     @property
     def exit_code(self) -> int | None:
         """How the server ended (negative: by that signal); None while it runs, or when nobody saw its end."""
-        self._listen(0)
-        code = self._messages.get("exit")
+        self._link.listen(0)
+        code = self._link.said.get("exit")
         return None if code is None else int(code)
 
     def alive(self) -> bool:
         """Whether the server's own process runs."""
-        return self.exit_code is None and self._keeper.poll() is None
+        return self.exit_code is None and self._link.running()
 
     def pids(self) -> list[int]:
         """All processes of the server's tree now, those that lost their parent too."""
-        return [process.pid for process in self._record()]
-
-    def _record(self) -> list[keeper.Process]:
-        if self._keeper.returncode is not None:
-            return []  # its number may be another process's by now
-        below = keeper.descendants(self._keeper.pid)
-        self._seen.update(below)
-        return below
+        return [process.pid for process in self._link.tree()]
 
     def wait_ready(
         self,
@@ -247,8 +198,8 @@ class ServerProcess:
                 raise self.failed(StartupError, f"it was not ready within {timeout_s:g} s")
             if stall_s is not None and now - progress > stall_s:
                 raise self.failed(StartupError, f"it wrote nothing to its log for {stall_s:g} s")
-            self._record()
-            self._listen(pause)
+            self._link.tree()
+            self._link.listen(pause)
             pause = min(pause * 1.5, 0.25)
 
     def _ask(self, url: str, path: str, limit_s: float, key_env: str | None) -> int | None:
@@ -308,42 +259,16 @@ class ServerProcess:
         if self._stopped:
             return self.exit_code
         self.timeline.setdefault("stop", now_ns())
-        self._record()
-        self._tell("stop")
         try:
-            self._await_keeper()
-        except KeyboardInterrupt:
-            self._tell("kill")
-            self._await_keeper()
-            raise
+            self._link.end()
         finally:
-            self._stopped = self._keeper.poll() is not None
-        self._in.close()
-        self._out.close()
+            self._stopped = not self._link.running()
         self.timeline["gone"] = now_ns()
         self._verify_gone()
         return self.exit_code
 
-    def _await_keeper(self) -> None:
-        deadline = time.monotonic() + self.grace_s + keeper.LINGER_S + keeper.KILL_S + 5.0
-        while self._keeper.poll() is None and time.monotonic() < deadline:
-            self._listen(0.05)
-            self._record()
-        if self._keeper.poll() is None:
-            self._keeper.kill()
-            self._keeper.wait()
-        while self._listen(0):
-            pass
-        # Only where the keeper itself was killed is anything left to do.
-        deadline = time.monotonic() + keeper.KILL_S
-        while (rest := [p for p in self._seen if keeper.alive(p)]) and time.monotonic() < deadline:
-            for process in rest:
-                keeper.send(process, signal.SIGKILL)
-            time.sleep(0.02)
-
     def _verify_gone(self) -> None:
-        left = sorted(process.pid for process in self._seen if keeper.alive(process))
-        if left:
+        if left := self._link.left():
             raise LeftBehindError(
                 f"The server was stopped but {len(left)} of its processes cannot be ended: {left}. "
                 "They may hang in a driver call; nothing can be measured beside them."
@@ -352,47 +277,12 @@ class ServerProcess:
             raise LeftBehindError(
                 f"The server was stopped but port {self.port} is still held by {port_holder(self.port) or 'someone'}."
             )
-        if (more := self._memory_held()) is not None:
+        if held := wait_memory_back(self._devices, self._baseline, _MEMORY_BACK_S):
+            more = ", ".join(f"{name} {extra / 2**20:.0f} MiB" for name, extra in held.items())
             raise LeftBehindError(
                 f"The server was stopped but device memory is not back {_MEMORY_BACK_S:g} s later: {more} above the level "
                 "before its launch. Something else started using the device, or the driver still cleans up."
             )
-
-    def _memory_held(self) -> str | None:
-        """Which device holds more than before the launch, and how much; None once that is over."""
-        deadline = time.monotonic() + _MEMORY_BACK_S
-        while True:
-            used = self.devices.memory_used()
-            more = {name: used[name] - before for name, before in self._baseline.items() if name in used}
-            held = {name: extra for name, extra in more.items() if extra > _MEMORY_TOLERANCE}
-            if not held:
-                return None
-            if time.monotonic() > deadline:
-                return ", ".join(f"{name} {extra / 2**20:.0f} MiB" for name, extra in held.items())
-            time.sleep(0.2)
-
-    def _tell(self, line: str) -> None:
-        data = line.encode() + b"\n"
-        with contextlib.suppress(OSError):  # the keeper is gone, which the next look at it tells
-            while data:
-                data = data[os.write(self._in.fileno(), data) :]
-
-    def _listen(self, seconds: float) -> bool:
-        """Take in what the keeper says within that time; returns at once when it says something. False: nothing."""
-        if self._out.closed:
-            return False
-        poll = select.poll()
-        poll.register(self._out, select.POLLIN)
-        if not poll.poll(seconds * 1000):
-            return False
-        data = os.read(self._out.fileno(), 1 << 16)
-        if not data:
-            self._keeper.wait()
-            return False
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            self._messages.update(json.loads(line))
-        return True
 
     def __enter__(self) -> Self:
         return self
