@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from reports.scales import Axis
@@ -36,7 +36,9 @@ class PanelSpec:
 
 @dataclass(frozen=True, slots=True)
 class FigureSpec:
-    """What a figure shows and what to look for in it. Panels share both axes. `label_points` writes the load beside each."""
+    """What a figure shows and what to look for in it. Panels share both axes. `label_points` writes the load beside each;
+    `by_engine` gives each engine a panel of its own, for marks that would lie on top of each other.
+    """
 
     id: str
     title: str
@@ -47,6 +49,7 @@ class FigureSpec:
     panels: tuple[PanelSpec, ...]
     label_points: bool = False
     wide: bool = False
+    by_engine: bool = False
 
 
 FIGURES: tuple[FigureSpec, ...] = (
@@ -123,8 +126,11 @@ FIGURES: tuple[FigureSpec, ...] = (
             ),
         ),
         wide=True,
+        by_engine=True,
     ),
 )
+# Why something is not drawn, and which points it is.
+Missing = dict[str, list[str]]
 GUIDE_WORDS = {"weight_bytes": "weights", "kv_pool_bytes": "KV pool"}
 
 
@@ -210,8 +216,16 @@ def line_name(line: Line, data: ReportData) -> str:
 
 
 def _figure(spec: FigureSpec, data: ReportData) -> Figure:
-    missing: dict[str, list[str]] = {}
-    panels = [_panel(panel, spec, data, missing) for panel in spec.panels]
+    missing: Missing = {}
+    engines = [e.label for e in data.engines if any(x.engine == e.label for x in data.lines)]
+    if spec.by_engine and len(engines) > 1:
+        panels = [
+            _panel(panel, spec, data, [x for x in data.lines if x.engine == engine], missing, engine)
+            for panel in spec.panels
+            for engine in engines
+        ]
+    else:
+        panels = [_panel(panel, spec, data, data.lines, missing, panel.title) for panel in spec.panels]
     values = [m.y for panel in panels for m in panel.marks if m.y > 0]
     wide = bool(values) and max(values) / min(values) > _LOG_RATIO
     y_axis = Axis(spec.y_axis.label, 10) if wide and not spec.y_axis.log else spec.y_axis
@@ -239,17 +253,19 @@ def _enumerate(labels: Iterable[str]) -> str:
     return "; ".join(found[:6]) + (f"; and {len(found) - 6} more" if len(found) > 6 else "")
 
 
-def _panel(panel: PanelSpec, spec: FigureSpec, data: ReportData, missing: dict[str, list[str]]) -> Panel:
+def _panel(
+    panel: PanelSpec, spec: FigureSpec, data: ReportData, lines: Sequence[Line], missing: Missing, title: str
+) -> Panel:
     series = []
-    for line in data.lines:
+    for line in lines:
         colour, shape = line_style(line, data)
         for layer in panel.layers:
             marks = [_mark(point, spec, layer, missing) for point in line.points]
             series.append(Series(line_name(line, data), colour, shape, layer.style, marks))
-    return Panel(panel.title, series, _guides(panel, data))
+    return Panel(title, series, _guides(panel, lines))
 
 
-def _mark(point: Point, spec: FigureSpec, layer: Layer, missing: dict[str, list[str]]) -> Mark | None:
+def _mark(point: Point, spec: FigureSpec, layer: Layer, missing: Missing) -> Mark | None:
     x, y = point.values[spec.x], point.values[layer.measure]
     if point.verdict == "INVALID":
         missing.setdefault("INVALID, left out", []).append(point.label)
@@ -292,21 +308,16 @@ def quantity(value: Value, unit: str) -> str:
     show = size if unit == "B" else number
     text = show(value.mean) if unit in ("B", "") else f"{show(value.mean)} {unit}"
     if value.n > 1 and value.low is not None and value.high is not None:
-        text += f" ({show(value.low)} to {show(value.high)}, n = {value.n})"
+        low, high = show(value.low), show(value.high)
+        text += f" (n = {value.n})" if low == high else f" ({low} to {high}, n = {value.n})"
     return text
 
 
-def _guides(panel: PanelSpec, data: ReportData) -> list[tuple[float, str]]:
-    """Level lines; where engines differ in one, each gets its own."""
+def _guides(panel: PanelSpec, lines: Sequence[Line]) -> list[tuple[float, str]]:
+    """Level lines at the largest value that any point of `lines` has."""
     guides = []
     for measure in panel.guides:
-        by_engine: dict[str, float] = {}
-        for point in data.points:
-            value = point.values[measure].mean
-            if value:
-                by_engine[point.engine] = max(value, by_engine.get(point.engine, 0.0))
-        same = len(set(by_engine.values())) == 1
-        for engine, value in list(by_engine.items())[: 1 if same else None]:
-            name = GUIDE_WORDS[measure] if same else f"{GUIDE_WORDS[measure]} of {engine}"
-            guides.append((value, f"{name} {size(value)}"))
+        known = [v for line in lines for p in line.points if (v := p.values[measure].mean)]
+        if known:
+            guides.append((max(known), f"{GUIDE_WORDS[measure]} {size(max(known))}"))
     return guides

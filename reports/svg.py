@@ -93,7 +93,7 @@ def _guide(frame: Frame, y: Scale, value: float, text: str) -> str:
     at, right = y(value), frame.width - frame.right
     return (
         f'<path class="guide" d="M{frame.left} {at:.1f}H{right}"/>'
-        f'<text class="guide-label" x="{right - 4}" y="{at - 5:.1f}" text-anchor="end">{escape(text)}</text>'
+        f'<text class="guide-label" x="{frame.left + 6}" y="{at - 5:.1f}">{escape(text)}</text>'
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from reports.figures import quantity
 from results.report_data import ReportData
 from results.report_format import UNKNOWN, number, size
 from results.report_measures import MEASURE, Value
@@ -103,10 +102,10 @@ class MemoryLine:
 
 
 def memory_rows(data: ReportData) -> list[MemoryLine]:
-    """Formula beside engine, point by point."""
+    """Formula beside engine, point by point; over blocks each number is the mean."""
 
     def show(value: Value) -> str:
-        return quantity(value, "B") if value.known else UNKNOWN
+        return size(value.mean)
 
     return [
         MemoryLine(
