@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
 
 from backends.reference.config import EngineSettings, ModelConfig, read_model_config
 from backends.reference.settings import ServerArguments, parse_arguments, resolve, settings_as_json
@@ -72,6 +71,8 @@ def serve(
     from backends.reference.tokenizer import Tokenizer, load_tokenizer
     from backends.reference.truth import ArrowTruth, NoTruth
 
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))  # until the loop takes over: nothing to finish while loading
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     log.info("settings: %s", settings)
     tokenizer = load_tokenizer(arguments.model)
@@ -118,10 +119,8 @@ def serve(
     code = uvloop.run(run(tokenizer, built))
     truth.close()
     log.info("stopped")
-    # A step in progress holds its thread; nothing is left to write, so do not wait for it.
-    with suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    # Not sys.exit: a step in progress may hold the engine's thread for seconds, and nothing is left to write.
+    logging.shutdown()
     os._exit(code)
 
 

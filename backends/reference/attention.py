@@ -15,7 +15,6 @@ import torch
 from backends.reference.config import ModelConfig
 from backends.reference.scheduler import Scheduled
 
-
 # Query rows that a chunk attends with at a time: bounds the matrix of scores, and skips most of what causality hides.
 QUERY_TILE = 128
 
@@ -119,9 +118,7 @@ class PagedKV:
         """One token a request: the queries of a group are the rows of one product. [requests, heads, head_dim] back."""
         assert index.single_rows is not None
         requests, kv_heads, group, dim = query.shape
-        key, value = (
-            self._rows(layer, kind, index.single_rows).view(requests * kv_heads, -1, dim) for kind in (0, 1)
-        )
+        key, value = (self._rows(layer, kind, index.single_rows).view(requests * kv_heads, -1, dim) for kind in (0, 1))
         scores = torch.bmm(query.reshape(-1, group, dim), key.transpose(1, 2))
         scores = scores.view(requests, kv_heads, group, -1) + index.single_mask
         weights = torch.softmax(scores, dim=-1)
