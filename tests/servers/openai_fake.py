@@ -48,6 +48,9 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self.transport = transport  # type: ignore[assignment]
         self._server.open_transports.add(self.transport)
+        if self._server.greeting is not None:
+            self.transport.write(self._server.greeting)
+            self.transport.close()
         self._rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -98,6 +101,9 @@ class _Connection(asyncio.Protocol):
                     await self._play(page)
             else:
                 await self._play(script(request) if callable(script) else script)
+        except Exception as error:
+            server.errors.append(error)
+            self.transport.abort()
         finally:
             with server.changed:
                 server.in_flight -= 1
@@ -105,14 +111,16 @@ class _Connection(asyncio.Protocol):
         self._task = None
         if not self.transport.is_closing():
             self._rest()
-            self.data_received(b"")
+            if self._buffer:
+                self.data_received(b"")
 
     async def _play(self, steps: Sequence[Step]) -> None:
-        for step in steps:
+        for number, step in enumerate(steps, 1):
             if isinstance(step, Write):
                 self.transport.write(step.data)
-                # Let each write become a segment of its own.
-                await asyncio.sleep(0)
+                # Let others run between the writes, but count the request as over before its end can be answered.
+                if number < len(steps):
+                    await asyncio.sleep(0)
             elif isinstance(step, Delay):
                 await asyncio.sleep(step.seconds)
             elif isinstance(step, Wait):
@@ -129,6 +137,7 @@ class FakeServer:
     """The server in a thread of its own. What it saw: `requests`, `connections`, `in_flight`, `max_in_flight`.
 
     `close_idle_after`: seconds after which an idle connection is closed. `read_body` False: it answers after the head.
+    `greeting`: what it says to every connection before it closes it, unasked.
     """
 
     def __init__(
@@ -140,12 +149,15 @@ class FakeServer:
         tls: bool = False,
         close_idle_after: float | None = None,
         read_body: bool = True,
+        greeting: bytes | None = None,
     ) -> None:
         self.script = script
         self.close_idle_after = close_idle_after
         self.read_body = read_body
+        self.greeting = greeting
         self.requests: list[Received] = []
         self.connections: list[int] = []
+        self.errors: list[Exception] = []
         self.in_flight = 0
         self.max_in_flight = 0
         self.changed = threading.Condition()
@@ -195,6 +207,8 @@ class FakeServer:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
+        if self.errors and value is None:
+            raise RuntimeError("the fake server's script failed") from self.errors[0]
 
     def wait_until(self, condition: Callable[[FakeServer], bool], timeout_s: float = 10) -> None:
         """Wait for something the server sees (a request, a count in flight). Raises TimeoutError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,22 +45,27 @@ Step = Write | Delay | Wait | Reset | Close
 
 
 class Gate:
-    """A door that a test opens from its own thread."""
+    """A door that a test opens from its own thread; any number of servers may wait at it."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._open = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._event = asyncio.Event()
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     def open(self) -> None:
-        self._open = True
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._event.set)
+        with self._lock:
+            self._open = True
+            for loop, event in self._waiting:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(event.set)
 
     async def passed(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        if not self._open:
-            await self._event.wait()
+        event = asyncio.Event()
+        with self._lock:
+            if self._open:
+                return
+            self._waiting.append((asyncio.get_running_loop(), event))
+        await event.wait()
 
 
 @dataclass

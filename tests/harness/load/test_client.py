@@ -1,0 +1,374 @@
+"""Connections, loads and stamps of the client, seen from a server that records what it gets."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.load import connection as connection_module
+from harness.load.plan import RequestPlan
+from tests.harness.load.support import body, run_load
+from tests.servers.openai_fake import CERTIFICATE, FakeServer
+from tests.servers.openai_fake_steps import (
+    DONE,
+    END,
+    Close,
+    Delay,
+    Gate,
+    Received,
+    Reset,
+    Step,
+    Wait,
+    Write,
+    chunk,
+    full_answer,
+    head,
+    split,
+    text_event,
+    usage_event,
+)
+from tests.servers.openai_fake_tokens import TokenSchedule
+
+
+def test_the_server_gets_exactly_what_was_planned(tmp_path: Path) -> None:
+    sent = body(4, prompt=[7, 8, 9])
+    with FakeServer(full_answer()) as server:
+        run_load(server.url + "/base/", tmp_path, bodies=[sent])
+    (request,) = server.requests
+    assert (request.method, request.path, request.body) == ("POST", "/base/v1/completions", sent)
+    assert request.headers["x-request-id"] == "r0"
+    assert request.headers["accept-encoding"] == "identity"
+    assert request.headers["host"] == server.url.removeprefix("http://")
+
+
+def test_one_slot_uses_one_connection_for_all_its_requests(tmp_path: Path) -> None:
+    with FakeServer([*full_answer()[:-1], Write(b"0\r\n\r\n")]) as server:
+        ran = run_load(server.url, tmp_path, requests=200)
+    assert ran.outcomes == ["ok"] * 200
+    assert server.connections == [0]
+    assert {row["connect_start"] for row in ran.requests} == {None}
+
+
+def test_small_packets_are_not_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    real = connection_module.Connection._ready
+
+    def ready(self: Any) -> None:
+        seen.append(self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        real(self)
+
+    monkeypatch.setattr(connection_module.Connection, "_ready", ready)
+    with FakeServer(full_answer()) as server:
+        run_load(server.url, tmp_path)
+    assert seen
+    assert all(seen)
+
+
+def test_a_batch_is_wholly_in_flight_before_any_of_it_is_answered(tmp_path: Path) -> None:
+    gates: dict[int, Gate] = {}
+
+    def script(request: Received) -> list[Step]:
+        wave = request.index // 5
+        gate = gates.setdefault(wave, Gate())
+        if request.index % 5 == 4:
+            gate.open()  # answered only once all five of the wave are here
+        return [Wait(gate), *full_answer()]
+
+    with FakeServer(script) as server:
+        ran = run_load(server.url, tmp_path, requests=15, batch=5)
+    assert ran.outcomes == ["ok"] * 15
+    assert server.max_in_flight == 5
+    waves = [[row for row in ran.requests if int(row["request_id"][1:]) // 5 == w] for w in range(3)]
+    for before, after in itertools.pairwise(waves):
+        assert max(r["end"] for r in before) <= min(r["intended"] for r in after)
+    for wave in waves:
+        assert sorted(r["slot"] for r in wave) == [0, 1, 2, 3, 4]
+        assert len({r["intended"] for r in wave}) == 1
+
+
+def test_no_hidden_cap_on_what_is_in_flight(tmp_path: Path) -> None:
+    gate = Gate()
+
+    def script(request: Received) -> list[Step]:
+        if request.index == 255:
+            gate.open()
+        return [Wait(gate), *full_answer()]
+
+    with FakeServer(script) as server:
+        ran = run_load(server.url, tmp_path, requests=256, concurrency=256)
+    assert ran.outcomes == ["ok"] * 256
+    assert server.max_in_flight == 256
+    assert ran.client.counts.max_in_flight == 256
+
+
+def test_a_closed_loop_keeps_its_slots_busy_and_never_exceeds_them(tmp_path: Path) -> None:
+    with FakeServer(TokenSchedule(interval_s=0.001)) as server:
+        ran = run_load(server.url, tmp_path, requests=21, concurrency=3)
+    assert ran.outcomes == ["ok"] * 21
+    assert server.max_in_flight == 3
+    for slot in range(3):
+        own = sorted((r for r in ran.requests if r["slot"] == slot), key=lambda r: r["sent"])
+        assert len(own) >= 2
+        for before, after in itertools.pairwise(own):
+            assert after["intended"] == before["end"]  # at once, in the plan's eyes
+    in_order = sorted(ran.requests, key=lambda r: r["queued"])
+    assert [r["request_id"] for r in in_order] == [f"r{i}" for i in range(21)]
+
+
+def test_a_loop_with_fewer_requests_than_slots_ends(tmp_path: Path) -> None:
+    with FakeServer(full_answer()) as server:
+        assert run_load(server.url, tmp_path, requests=2, concurrency=8).outcomes == ["ok"] * 2
+        assert len(server.connections) == 2
+
+
+def test_a_connection_the_server_closed_while_idle_costs_no_request(tmp_path: Path) -> None:
+    # Of each wave one request is slow, so that the other connection idles beyond the server's patience.
+    def script(request: Received) -> list[Step]:
+        return [Delay(0.3), *full_answer()] if int(request.id[1:]) % 2 else full_answer()
+
+    with FakeServer(script, close_idle_after=0.1) as server:
+        ran = run_load(server.url, tmp_path, requests=6, batch=2)
+    assert ran.outcomes == ["ok"] * 6
+    assert ran.client.pool.closed_while_idle >= 2
+    assert len(server.connections) >= 4
+
+
+@pytest.mark.parametrize("how", [Close(), Reset()])
+def test_a_request_that_crossed_with_the_close_is_sent_once_more_on_a_fresh_connection(
+    how: Step, tmp_path: Path
+) -> None:
+    used: set[int] = set()
+
+    def script(request: Received) -> list[Step]:
+        first = request.connection not in used
+        used.add(request.connection)
+        return full_answer() if first else [how]
+
+    with FakeServer(script) as server:
+        ran = run_load(server.url, tmp_path, requests=6)
+    assert ran.outcomes == ["ok"] * 6
+    assert ran.client.counts.retries == 5
+    assert [r.id for r in server.requests].count("r1") == 2
+    again = next(row for row in ran.requests if row["request_id"] == "r1")
+    assert again["connect_end"] <= again["sent"]
+
+
+def test_a_request_is_sent_twice_at_most(tmp_path: Path) -> None:
+    with FakeServer([Reset()]) as server:
+        ran = run_load(server.url, tmp_path)
+    assert ran.outcomes == ["reset"]
+    assert len(server.requests) == 2
+
+
+def test_a_request_that_got_a_byte_is_not_sent_again(tmp_path: Path) -> None:
+    with FakeServer([head(), Delay(0.05), Reset()]) as server:
+        ran = run_load(server.url, tmp_path)
+    assert ran.outcomes == ["reset"]
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("header", [{"connection": "close"}, {}])
+def test_a_server_that_closes_after_each_answer_gets_a_new_connection_each_time(
+    header: dict[str, str], tmp_path: Path
+) -> None:
+    payload = text_event("a", "length") + usage_event(4) + DONE
+    if header:
+        steps: list[Step] = [head(**header), Write(chunk(payload)), END, Close()]
+    else:  # no length at all: the body ends with the connection
+        steps = [head(chunked=False), Write(payload), Close()]
+    with FakeServer(steps) as server:
+        ran = run_load(server.url, tmp_path, requests=4)
+    assert ran.outcomes == ["ok"] * 4
+    assert len(server.connections) == 4
+    later = [row for row in ran.requests if row["request_id"] != "r0"]
+    assert all(row["connect_start"] <= row["connect_end"] <= row["sent"] for row in later)
+
+
+def test_a_connection_on_which_the_server_spoke_out_of_turn_is_not_used_again(tmp_path: Path) -> None:
+    with FakeServer([*full_answer()[:-1], Write(b"0\r\n\r\nHTTP/1.1 408 Timeout\r\n\r\n")]) as server:
+        ran = run_load(server.url, tmp_path, requests=3)
+    assert ran.outcomes == ["ok"] * 3
+    assert len(server.connections) == 3
+
+
+def test_a_streamed_body_with_a_length(tmp_path: Path) -> None:
+    payload = text_event("a", "length") + usage_event(4) + DONE
+    with FakeServer([head(chunked=False, content_length=len(payload)), *split(payload, 7)]) as server:
+        ran = run_load(server.url, tmp_path, requests=2)
+    assert ran.outcomes == ["ok"] * 2
+    assert len(server.connections) == 1
+
+
+def test_an_answer_sent_byte_by_byte(tmp_path: Path) -> None:
+    data = b"".join(step.data for step in full_answer(2, 3) if isinstance(step, Write))
+    with FakeServer([Write(b"HTTP/1.1 100 Continue\r\n\r\n"), *split(data)]) as server:
+        ran = run_load(server.url, tmp_path, tokens=2)
+    assert ran.outcomes == ["ok"]
+    assert [c["kind"] for c in ran.chunks] == ["text", "text", "usage"]
+
+
+def test_a_very_large_event_and_a_very_large_request(tmp_path: Path) -> None:
+    large = text_event("x" * 1_000_000, "length")
+    with FakeServer([head(), Write(chunk(large)), Write(chunk(usage_event(4) + DONE)), END]) as server:
+        ran = run_load(server.url, tmp_path, bodies=[body(4, prompt=range(1_000_000))])
+    assert ran.outcomes == ["ok"]
+    assert len(server.requests[0].json["prompt"]) == 1_000_000
+    assert ran.chunks[0]["bytes"] == len(large) - 8
+
+
+def test_proxy_variables_are_not_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", ":")
+    with FakeServer(full_answer()) as server:
+        assert run_load(server.url, tmp_path).outcomes == ["ok"]
+
+
+def test_ipv6_and_names_with_several_addresses(tmp_path: Path) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    try:
+        server = FakeServer(full_answer(), host="::1")
+    except OSError as error:
+        pytest.skip(f"::1 cannot be bound here: {error}")
+    with server:
+        (tmp_path / "a").mkdir()
+        assert run_load(server.url, tmp_path / "a").outcomes == ["ok"]
+
+
+def test_the_next_address_of_a_name_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeServer(full_answer()) as server, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        dead = (socket.AF_INET, socket.SOCK_STREAM, 6, "", closed.getsockname())
+        alive = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", server.port))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [dead, alive])
+        ran = run_load("http://two-addresses:1", tmp_path, requests=4, concurrency=2)
+    assert ran.outcomes == ["ok"] * 4
+
+
+def test_tls_keeps_the_arrival_stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+    with FakeServer(TokenSchedule(interval_s=0.01), tls=True) as server:
+        ran = run_load(server.url, tmp_path, requests=4, concurrency=2, bodies=[body(4, prompt=range(50_000))] * 4)
+    assert ran.outcomes == ["ok"] * 4
+    assert len(server.connections) == 2
+    first = ran.chunks_of("r0")
+    assert [c["tokens"] is None for c in first]
+    if ran.client.kernel_stamps:
+        assert all(c["lag"] is not None for c in first)
+
+
+def test_a_certificate_nobody_vouches_for_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    with FakeServer(full_answer(), tls=True) as server:
+        ran = run_load(server.url, tmp_path)
+        assert server.requests == []
+    assert ran.outcomes == ["refused"]
+    assert "certificate" in ran.requests[0]["error"]
+
+
+def test_tls_against_a_server_without_it_is_refused_by_name(tmp_path: Path) -> None:
+    with FakeServer([], greeting=b"HTTP/1.1 400 Bad Request\r\n\r\n") as server:
+        ran = run_load(server.url.replace("http", "https"), tmp_path)
+    assert ran.outcomes == ["refused"]
+    assert "TLS" in ran.requests[0]["error"]
+
+
+# Stamps against the server's own
+
+
+def test_stamps_enclose_the_servers_own(tmp_path: Path) -> None:
+    schedule = TokenSchedule(ttft_s=0.05, interval_s=0.005)
+    with FakeServer(schedule) as server:
+        ran = run_load(server.url, tmp_path, requests=6, concurrency=2, tokens=8)
+    assert ran.outcomes == ["ok"] * 6
+    for row in ran.requests:
+        received, *written = schedule.stamps[row["request_id"]]
+        arrivals = [c["t"] for c in ran.chunks_of(row["request_id"]) if c["kind"] == "text"]
+        assert len(arrivals) == len(written) == 8
+        assert row["queued"] <= received
+        # One clock on one machine: nothing arrives before it was written.
+        assert all(arrived >= sent for arrived, sent in zip(arrivals, written, strict=True))
+        assert row["first_token"] == arrivals[0]
+        assert row["last_token"] == arrivals[-1]
+
+
+def test_a_busy_client_knows_when_data_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop is blocked while tokens arrive: with the kernel's stamps only the lag grows."""
+    schedule = TokenSchedule(ttft_s=0.1, interval_s=0.2)
+    blocked: list[int] = []
+    real = connection_module.Connection._read
+
+    def slow_read(self: Any) -> None:
+        import time
+
+        if schedule.stamps:
+            time.sleep(0.05)
+            blocked.append(1)
+        real(self)
+
+    monkeypatch.setattr(connection_module.Connection, "_read", slow_read)
+    with FakeServer(schedule) as server:
+        ran = run_load(server.url, tmp_path, tokens=3)
+    if not ran.client.kernel_stamps:
+        pytest.skip("this system has no kernel receive stamps")
+    assert blocked
+    texts = [c for c in ran.chunks if c["kind"] == "text"]
+    _, *written = schedule.stamps["r0"]
+    for c, sent in zip(texts, written, strict=True):
+        assert c["lag"] >= 50_000_000
+        assert c["t"] - sent < 40_000_000
+
+
+def test_a_step_of_the_wall_clock_does_not_move_a_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    real = time.time_ns
+    schedule = TokenSchedule(ttft_s=0.1, interval_s=0.1)
+
+    def stepping() -> int:
+        tokens = len(schedule.stamps.get("r0", []))
+        return real() + {0: 0, 1: 0, 2: -2_000_000_000}.get(tokens, 2_000_000_000)
+
+    monkeypatch.setattr("results.clock.time.time_ns", stepping)
+    with FakeServer(schedule) as server:
+        ran = run_load(server.url, tmp_path, tokens=5)
+    _, *written = schedule.stamps["r0"]
+    arrivals = [c["t"] for c in ran.chunks if c["kind"] == "text"]
+    for arrived, sent in zip(arrivals, written, strict=True):
+        assert 0 <= arrived - sent < 90_000_000
+
+
+def test_fewer_descriptors_than_needed_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.load import pool
+    from results.errors import EnvironmentProblemError
+
+    limits = {"now": (256, 1024)}
+    monkeypatch.setattr(pool.resource, "getrlimit", lambda _: limits["now"])
+    monkeypatch.setattr(pool.resource, "setrlimit", lambda _, new: limits.update(now=new))
+    pool.raise_descriptor_limit(100)
+    assert limits["now"] == (256, 1024)
+    pool.raise_descriptor_limit(500)
+    assert limits["now"] == (564, 1024)
+    with pytest.raises(EnvironmentProblemError, match=r"2000 requests.* 1024 .*ulimit -n 2064"):
+        pool.raise_descriptor_limit(2000)
+
+
+def test_requests_bound_to_a_slot_stay_there() -> None:
+    from harness.load.strategies import ClosedLoopStrategy
+
+    requests = [RequestPlan(f"r{i}", 1, 1, 0, 0, slot) for i, slot in enumerate([1, 1, None, 0, None])]
+    strategy = ClosedLoopStrategy(requests, 2, start=5)
+    first = list(strategy.due(6))
+    assert [(d.slot, d.index, d.intended) for d in first] == [(0, 2, 5), (1, 0, 5)]
+    strategy.ended(0, 10)
+    assert [(d.slot, d.index, d.intended) for d in strategy.due(11)] == [(0, 3, 10)]
+    strategy.ended(1, 20)
+    assert [(d.slot, d.index) for d in strategy.due(21)] == [(1, 1)]
+    strategy.ended(1, 30)
+    assert [(d.slot, d.index) for d in strategy.due(31)] == [(1, 4)]
+    assert strategy.exhausted
