@@ -126,14 +126,16 @@ def _mark(mark: Mark, series: Series, x: Scale, y: Scale) -> str:
 
 
 def _point_labels(marks: Sequence[Mark], x: Scale, y: Scale) -> str:
-    """The load beside each mark, where it does not run into another label."""
+    """The load beside each mark, where it runs into no other label and no other mark."""
+    dots = [(x(m.x), y(m.y)) for m in marks]
     placed: list[tuple[float, float]] = []
     parts = []
-    for mark in sorted(marks, key=lambda m: -m.y):
-        at_x, at_y = x(mark.x) + 8, y(mark.y) - 7
-        if all(abs(at_x - px) > 20 or abs(at_y - py) > 13 for px, py in placed):
-            placed.append((at_x, at_y))
-            parts.append(f'<text class="point-label" x="{at_x:.1f}" y="{at_y:.1f}">{escape(mark.label)}</text>')
+    for mark, (dot_x, dot_y) in sorted(zip(marks, dots, strict=True), key=lambda pair: pair[1][1]):
+        left, base, width = dot_x + 8, dot_y - 7, 7.0 * len(mark.label)
+        free = all(abs(left - px) > 20 or abs(base - py) > 13 for px, py in placed)
+        if free and not any(left - 5 < dx < left + width + 5 and base - 14 < dy < base + 4 for dx, dy in dots):
+            placed.append((left, base))
+            parts.append(f'<text class="point-label" x="{left:.1f}" y="{base:.1f}">{escape(mark.label)}</text>')
     return "".join(parts)
 
 
