@@ -105,7 +105,7 @@ def _spans(facts: AnswerFacts, measure: str) -> list[tuple[str, list[tuple[Line,
 
 def _from_to(ends: Ends, measure: str) -> str:
     first, last = (number(p.values[measure].mean) for p in ends)
-    return first if ends[0].load_value == ends[1].load_value else f"{first} → {last}"
+    return first if first == last else f"{first} → {last}"
 
 
 def _measured(facts: AnswerFacts) -> list[Sentence]:
