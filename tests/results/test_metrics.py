@@ -54,15 +54,15 @@ def test_the_table_names_every_metric_of_the_contract_once() -> None:
 
 
 def test_one_request_by_hand() -> None:
-    row = request_row("a", 1.0, 1.2, 1.65, 10, intended=500_000_000)
+    row = request_row("a", 1.0, 1.2, 1.65, 10, intended=500_000_000, end=1_750_000_000)
     times = [1.2 + 0.05 * k for k in range(10)]
     whole = summary_of([row], [text_chunk("a", t) for t in times])["whole"]
     assert whole["start_s"] == 1.0
-    assert whole["duration_s"] == pytest.approx(0.65)
+    assert whole["duration_s"] == pytest.approx(0.75)
     assert (whole["input_tokens"], whole["output_tokens"]) == (10, 10)
-    assert whole["output_tokens_per_s"] == pytest.approx(10 / 0.65)
-    assert whole["total_tokens_per_s"] == pytest.approx(20 / 0.65)
-    assert whole["requests_per_s"] == pytest.approx(1 / 0.65)
+    assert whole["output_tokens_per_s"] == pytest.approx(10 / 0.75)
+    assert whole["total_tokens_per_s"] == pytest.approx(20 / 0.75)
+    assert whole["requests_per_s"] == pytest.approx(1 / 0.75)
     assert whole["ttft_ms"]["mean"] == pytest.approx(200)
     assert whole["scheduled_ttft_ms"]["mean"] == pytest.approx(700)
     assert whole["tpot_ms"]["mean"] == pytest.approx(50)
@@ -86,6 +86,7 @@ def test_several_tokens_per_chunk_are_not_taken_for_single_ones() -> None:
     assert whole["tokens_per_chunk"] == pytest.approx(4)
     assert codes(found)["first_chunk_tokens_unknown"] == "note"
     assert codes(found)["itl_not_single_token"] == "note"
+    assert "token_counts_disagree" not in codes(found)
 
 
 def test_tokens_of_a_first_chunk_of_known_size_are_out_of_the_tpot_denominator() -> None:
@@ -94,6 +95,23 @@ def test_tokens_of_a_first_chunk_of_known_size_are_out_of_the_tpot_denominator()
     assert found["whole"]["tpot_ms"]["mean"] == pytest.approx(700 / 56)
     assert found["whole"]["itl_pooled_ms"] is None
     assert "first_chunk_tokens_unknown" not in codes(found)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_answer_in_one_chunk_has_no_tpot() -> None:
+    row = request_row("a", 0.0, 0.1, 0.1, 8, tokens_in_first_chunk=8)
+    assert summary_of([row], [text_chunk("a", 0.1, 8)])["whole"]["tpot_ms"]["n"] == 0
+    # Times that move although all tokens came first are no time per token either.
+    row = request_row("a", 0.0, 0.1, 0.5, 8, tokens_in_first_chunk=8)
+    assert summary_of([row])["whole"]["tpot_ms"]["n"] == 0
+
+
+def test_a_failed_request_is_no_time_of_prefill_or_decode() -> None:
+    good = request_row("a", 0.0, 0.1, 1.0, 10)
+    broken = request_row("b", 2.0, 4.0, 8.0, 10, outcome="reset")
+    whole = summary_of([good, broken])["whole"]
+    assert whole["prefill_tokens_per_s"] == pytest.approx(10 / 0.1)
+    assert whole["decode_tokens_per_s"] == pytest.approx(9 / 0.9)
 
 
 def test_throughput_counts_what_was_delivered_not_what_was_asked() -> None:
@@ -175,9 +193,8 @@ def test_tpot_of_one_token_no_token_or_broken_times_is_undefined() -> None:
 
 
 def test_no_successful_request_gives_nulls_counts_and_a_verdict() -> None:
-    rows = [
-        request_row(f"r{i}", 0.0, None, None, None, outcome="refused", error="connection refused") for i in range(10)
-    ]
+    refused = {"outcome": "refused", "error": "connection refused", "end": 5_000_000}
+    rows = [request_row(f"r{i}", 0.0, None, None, None, **refused) for i in range(10)]
     found = summary_of(rows)
     assert found["requests"] == {"issued": 10, "ok": 0, "by_outcome": {"refused": 10}}
     assert found["verdict"] == "INVALID"

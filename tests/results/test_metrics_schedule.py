@@ -26,6 +26,7 @@ from tests.results.builders import (
     request_rows,
     simulate,
     synthetic_run,
+    text_chunk,
 )
 
 SCHEDULE = Schedule()
@@ -107,6 +108,10 @@ def test_a_closed_loop_reads_its_phases_from_the_steps(tmp_path: Path) -> None:
 
 def test_server_counters_agree_with_the_client(tmp_path: Path) -> None:
     for cell in build_summary(synthetic_run(tmp_path))["cells"]:
+        assert cell["client"]["cpu_us_per_token"] == pytest.approx(10)
+        assert cell["client"]["cpu_share"] == pytest.approx(
+            1e-5 * cell["whole"]["output_tokens"] / cell["server"]["counter_span_s"]
+        )
         assert cell["server"]["generation_tokens"] == cell["whole"]["output_tokens"]
         assert cell["server"]["prompt_tokens"] == cell["whole"]["input_tokens"]
         assert cell["server"]["preemptions"] == 0
@@ -131,6 +136,36 @@ def test_the_burst_of_a_step_counts_whole_whatever_its_spread() -> None:
     found = summarise(record, {}, None, Requests.of(rows), Chunks.of(chunks), Samples.of([]), None)
     exact = 8 / (SCHEDULE.decode_step(8) / 1e9)
     assert found["whole"]["decode_tokens_per_s"] == pytest.approx(exact, rel=0.01)
+
+
+def test_a_token_of_the_step_that_ends_the_last_prefill_is_not_counted() -> None:
+    # Every 100 ms a step; b's prompt is prefilled in the step of a's second token, which arrives 1 ms after b's first.
+    a, b = [0.1 * k + 0.001 for k in range(11)], [0.1 * k for k in range(1, 11)]
+    found = summarise(
+        plain_record({"mode": "batch", "batch": 2, "waves": 1}),
+        {},
+        None,
+        Requests.of([request_row("a", 0.0, a[0], a[-1], 11), request_row("b", 0.0, b[0], b[-1], 10)]),
+        Chunks.of([text_chunk(name, t) for name, times in (("a", a), ("b", b)) for t in times]),
+        Samples.of([]),
+        None,
+    )
+    assert found["whole"]["decode_tokens_per_s"] == pytest.approx(2 / 0.1)
+
+
+def test_a_second_token_that_comes_early_is_counted() -> None:
+    times = [1.0, 1.01, 1.1, 1.2, 1.3, 1.4]
+    found = summarise(
+        plain_record({"mode": "batch", "batch": 1, "waves": 1}),
+        {},
+        None,
+        Requests.of([request_row("a", 0.0, 1.0, 1.4, 6)]),
+        Chunks.of([text_chunk("a", t) for t in times]),
+        Samples.of([]),
+        None,
+    )
+    assert found["whole"]["decode_tokens_per_s"] == pytest.approx(5 / 0.4)
+    assert found["whole"]["tpot_ms"]["mean"] == pytest.approx(400 / 5)
 
 
 def test_a_wave_with_a_failed_request_gives_no_decode_rate() -> None:
