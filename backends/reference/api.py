@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,13 +175,11 @@ class CompletionShape:
         }
         self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
 
-    def event(
-        self, index: int, text: str, token_ids: Sequence[int], finish_reason: str | None, used: tuple[int, int]
-    ) -> bytes:
-        """One SSE event with new tokens of choice `index`; `used` is (prompt, completion) tokens so far."""
-        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def event(self, index: int, text: str, token_id: int, finish_reason: str | None, used: tuple[int, int]) -> bytes:
+        """One SSE event with the new token of choice `index`; `used` is (prompt, completion) tokens so far."""
+        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
         if self._request.return_token_ids:
-            choice["token_ids"] = list(token_ids)
+            choice["token_ids"] = [token_id]
         tail = b"]}\n\n"
         if self._request.continuous_usage:
             tail = b'],"usage":' + orjson.dumps(usage(*used)) + b"}\n\n"

@@ -117,6 +117,7 @@ class PagedKV:
     def _attend_singles(self, layer: int, query: torch.Tensor, index: AttentionIndex) -> torch.Tensor:
         """One token a request: the queries of a group are the rows of one product. [requests, heads, head_dim] back."""
         assert index.single_rows is not None
+        assert index.single_mask is not None
         requests, kv_heads, group, dim = query.shape
         key, value = (self._rows(layer, kind, index.single_rows).view(requests * kv_heads, -1, dim) for kind in (0, 1))
         scores = torch.bmm(query.reshape(-1, group, dim), key.transpose(1, 2))

@@ -41,11 +41,7 @@ def build_engine(
     device, dtype = torch.device("cpu"), getattr(torch, settings.dtype)
     start = time.monotonic()
     log.info("loading weights (%s) from %s as %s", settings.load_format, folder, settings.dtype)
-    source: WeightSource
-    if settings.load_format == "dummy":
-        source = DummyWeights(dtype, device, settings.seed)
-    else:
-        source = SafetensorsWeights(folder, dtype, device)
+    source = _weights(folder, settings, dtype, device)
     model = Llama(config, source, dtype, device)
     loaded = time.monotonic()
     log.info(
@@ -69,3 +65,9 @@ def build_engine(
     scheduler = Scheduler(blocks, settings.max_model_len, settings.max_num_seqs, settings.max_num_batched_tokens)
     engine = Engine(scheduler, ModelRunner(model, kv), truth)
     return BuiltEngine(engine, model, kv, loaded - start, allocated - loaded)
+
+
+def _weights(folder: Path, settings: EngineSettings, dtype: torch.dtype, device: torch.device) -> WeightSource:
+    if settings.load_format == "dummy":
+        return DummyWeights(dtype, device, settings.seed)
+    return SafetensorsWeights(folder, dtype, device)

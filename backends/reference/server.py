@@ -195,11 +195,13 @@ class _Answer:
         detokenizer = self.tokenizer.detokenizer(self.prompts[index])
         count = 0
         async for tokens in stream:
-            reason = tokens[-1].finish_reason
-            ids = [token.token for token in tokens]
-            count += len(ids)
-            text = detokenizer.push(ids, last=reason is not None)
-            await response.write(self.shape.event(index, text, ids, reason, (stream.num_prompt_tokens, count)))
+            events = []
+            for token in tokens:  # more than one only when this loop is behind the engine
+                count += 1
+                text = detokenizer.push([token.token], last=token.finish_reason is not None)
+                used = (stream.num_prompt_tokens, count)
+                events.append(self.shape.event(index, text, token.token, token.finish_reason, used))
+            await response.write(b"".join(events))
             stream.written(self.truth)
         return count
 
