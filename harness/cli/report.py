@@ -19,18 +19,22 @@ def report(
     """
     from rich.console import Console
 
-    from reports import print_report, render_markdown, render_report
+    from reports.build import render_report
+    from reports.console import print_report
+    from reports.markdown import render_markdown
     from results.files import to_json
+    from results.report_data import load_report_data
     from results.store import RunStore
     from results.summary import build_summary
 
     store = RunStore.open(run)
     summary = build_summary(store)
     store.write_summary(summary)
-    path = render_report(store)
+    data = load_report_data(store, summary)
+    path = render_report(store, data)
     if as_json:
         typer.echo(to_json(summary).decode(), nl=False)
     elif markdown:
-        typer.echo(render_markdown(store))
+        typer.echo(render_markdown(data))
     else:
-        print_report(store, Console(), path)
+        print_report(data, Console(), path)

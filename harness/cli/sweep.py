@@ -115,7 +115,9 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
     from harness.planner import GridPlanner
     from harness.runner import Runner, check_before_launch
     from reports.build import render_report
+    from reports.console import print_report
     from results.files import to_json
+    from results.report_data import load_report_data
     from results.store import RunWriter
 
     launches = any(get_backend(e.backend).capabilities.launches for e in experiment.engines)
@@ -132,11 +134,12 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
             )  # fmt: skip
         runner = Runner(experiment, planner, store, parts.model, parts.vocabulary, observer_for(console, quiet))
         outcome = runner.run()
-        path = render_report(store)
+        data = load_report_data(store, outcome.summary)
+        path = render_report(store, data)
         if as_json:
             typer.echo(to_json(outcome.summary).decode(), nl=False)
         elif not quiet:
-            console.print(path)
+            print_report(data, console, path)
         for label, why in outcome.failed_engines.items():
             print(f"dyno: engine {label!r} was not measured to the end. {why}", file=sys.stderr)
         if outcome.interrupted:

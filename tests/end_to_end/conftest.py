@@ -1,0 +1,83 @@
+"""`dyno` as a user runs it: a process of its own, a real engine on a tiny model, a run folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+SMALL = ("--batch", "1,3", "--input-len", "8,24", "--output-len", "6")
+
+
+class Run:
+    """One run folder and the commands that fill it."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder, self.model = folder, model
+        self.children: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
+        """Launch `dyno` in a session of its own, so that a signal to its group is what Ctrl-C in a terminal is."""
+        child = subprocess.Popen(
+            [sys.executable, "-m", "harness.cli", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **env},
+        )
+        self.children.append(child)
+        return child
+
+    def sweep(self, *words: str, **env: str) -> subprocess.Popen[str]:
+        return self.start(
+            "sweep", "--backend", "reference", "--model", str(self.model), "--out", str(self.folder), *words, **env
+        )
+
+    def summary(self) -> dict[str, Any]:
+        data: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return data
+
+    def committed(self) -> dict[str, bytes]:
+        return {p.parent.name: p.read_bytes() for p in self.folder.glob("cells/*/cell.json")}
+
+    def processes(self) -> list[str]:
+        """Command lines of everything that still works on this run (servers carry its folder in their arguments)."""
+        found = []
+        for process in psutil.process_iter(["cmdline", "status"]):
+            words = process.info["cmdline"] or []
+            if any(str(self.folder) in word for word in words) and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(words))
+        return found
+
+
+def finish(child: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command that must end by itself."""
+    out, err = child.communicate(timeout=seconds)
+    return child.returncode, out, err
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_dir: Path) -> Iterator[Run]:
+    made = Run(tmp_path / "run", tiny_dir)
+    yield made
+    for child in made.children:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()

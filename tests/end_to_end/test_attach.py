@@ -1,0 +1,108 @@
+"""Attaching to a server that is already there: a fake of known behaviour, and the reference engine started by hand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import Run, finish
+from tests.servers.openai_fake import FakeServer
+from tests.servers.openai_fake_tokens import TokenSchedule
+
+KEY = "sk-do-not-write-this-down"
+
+
+def attach(run: Run, url: str, *words: str, **env: str) -> tuple[int, str, str]:
+    return finish(
+        run.start(
+            *("sweep", "--backend", "openai", "--url", url, "--batch", "1,4", "--input-len", "16", "--output-len", "8"),
+            *("--tokenizer", "llama-7b", "--out", str(run.folder), *words),
+            **env,
+        )
+    )
+
+
+def test_a_fake_of_known_schedule_is_measured_with_every_token_counted(run: Run) -> None:
+    with FakeServer(TokenSchedule(ttft_s=0.02, interval_s=0.005, model="fake")) as server:
+        code, _, err = attach(run, server.url, DYNO_API_KEY=KEY)
+        received = [r for r in server.requests if r.path.endswith("/completions")]
+    assert code == 0, err
+    for cell in run.summary()["cells"]:
+        assert cell["model"] == "fake"
+        assert cell["requests"]["ok"] == cell["requests"]["issued"]
+        assert cell["whole"]["output_tokens"] == 8 * cell["requests"]["issued"]
+        # Only a lower bound: a busy machine sends late, never early.
+        assert cell["whole"]["ttft_ms"]["p50"] >= 20
+        assert cell["whole"]["tpot_ms"]["p50"] >= 4
+        assert cell["verdict"] != "INVALID"
+    prompts = [tuple(r.json()["prompt"]) for r in received]
+    assert len(set(prompts)) == len(prompts), "a prompt was sent twice"
+    assert all(len(p) == 16 and all(isinstance(t, int) and 0 <= t < 32_000 for t in p) for p in prompts)
+    assert all(r.headers["authorization"] == f"Bearer {KEY}" for r in received)
+
+
+def test_the_key_is_in_no_file_of_the_run(run: Run) -> None:
+    with FakeServer(TokenSchedule(interval_s=0.001)) as server:
+        code, out, err = attach(run, server.url, OPENAI_API_KEY=KEY)
+    assert code == 0, err
+    assert KEY not in out + err
+    for path in run.folder.rglob("*"):
+        assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
+
+
+def test_lengths_beyond_the_servers_limit_are_refused_before_anything_is_sent(run: Run) -> None:
+    with FakeServer(TokenSchedule(max_model_len=20)) as server:
+        code, _, err = attach(run, server.url)
+        sent = [r for r in server.requests if r.path.endswith("/completions")]
+    assert code == 2
+    assert re.search(r"16 prompt tokens and 8 output tokens make 24.*20", err), err
+    assert not sent
+
+
+def test_a_model_the_server_does_not_serve_is_refused_with_those_it_does(run: Run) -> None:
+    with FakeServer(TokenSchedule(model="real-one")) as server:
+        code, _, err = attach(run, server.url, "--model", "reel-one")
+    assert code == 2
+    assert "'reel-one'" in err
+    assert "'real-one'" in err
+    assert not run.folder.exists()
+
+
+def test_nothing_at_the_url_is_said_in_one_paragraph(run: Run) -> None:
+    with FakeServer(TokenSchedule()) as server:
+        url = server.url
+    code, _, err = attach(run, url, "--model", "m")
+    assert code == 4
+    assert url in err
+    assert "Traceback" not in err
+    assert not run.folder.exists()
+
+
+@pytest.fixture
+def served(run: Run, tiny_dir: Path) -> str:
+    child = run.start("serve", str(tiny_dir), "--port", "0", "--served-model-name", "tiny", "--kv-cache-tokens", "4096")
+    assert child.stderr is not None
+    for line in child.stderr:
+        if found := re.search(r"ready on (http://\S+)", line):
+            return found[1]
+    raise AssertionError("the server ended before it was ready")
+
+
+def test_the_reference_engine_started_by_hand_is_measured_like_any_server(run: Run, served: str) -> None:
+    code, _, err = attach(run, served, "--model", "tiny", "--tokenizer", str(run.model))
+    assert code == 0, err
+    for cell in run.summary()["cells"]:
+        assert cell["requests"]["ok"] == cell["requests"]["issued"]
+        assert cell["server"]["running_max"] is None or cell["server"]["running_max"] <= 4
+        # No step log is at hand from outside, so phases are the client's estimate and marked as such.
+        assert "client_phase_estimate" in {reason["code"] for reason in cell["reasons"]}
+
+
+def test_a_port_in_use_is_named_before_the_model_is_loaded(run: Run, served: str, tiny_dir: Path) -> None:
+    port = served.rsplit(":", 1)[1]
+    code, _, err = finish(run.start("serve", str(tiny_dir), "--port", port))
+    assert code == 2
+    assert port in err
+    assert "Traceback" not in err

@@ -1,0 +1,140 @@
+"""Kills, Ctrl-C, dying servers, full disks: what was committed stays, what was missing is run, no server is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.end_to_end.conftest import SMALL, Run, finish, wait_until
+
+# Long enough that a signal lands inside the sweep, not after it.
+LONG = ("--batch", "1,2,3", "--input-len", "8,24", "--output-len", "200")
+
+
+def interrupt(run: Run, number: int) -> tuple[int, dict[str, bytes], str]:
+    """Send the signal to the whole foreground group once one cell is committed and another is under way."""
+    child = run.sweep(*LONG)
+    wait_until(lambda: bool(run.committed()) and any(run.folder.glob("cells/*/load/*")), "a cell under way")
+    os.killpg(child.pid, number) if number == signal.SIGINT else os.kill(child.pid, number)
+    code, _, err = finish(child)
+    before = run.committed()
+    assert 0 < len(before) < 6, "the signal came too late to show anything"
+    wait_until(lambda: not run.processes(), "the server and all children are gone")
+    return code, before, err
+
+
+def complete(run: Run, before: dict[str, bytes]) -> None:
+    code, out, err = finish(run.sweep(*LONG))
+    assert code == 0, err
+    after = run.committed()
+    assert len(after) == 6
+    assert {k: after[k] for k in before} == before, "a committed cell was touched"
+    assert f"{len(before)} of 6 cells are committed already" in out
+    assert not run.processes()
+
+
+def test_a_killed_sweep_is_completed_by_the_same_command(run: Run) -> None:
+    code, before, _ = interrupt(run, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    complete(run, before)
+
+
+def test_ctrl_c_ends_with_130_and_keeps_what_was_measured(run: Run) -> None:
+    code, before, err = interrupt(run, signal.SIGINT)
+    assert code == 130, err
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    # The cell under way is kept aside, not committed; the summary of the rest is written.
+    assert len(run.summary()["cells"]) == len(before)
+    (aside,) = run.folder.glob("aside/*")
+    assert (aside / "requests.parquet").exists()
+    complete(run, before)
+
+
+def test_a_terminated_sweep_leaves_no_server(run: Run) -> None:
+    code, before, _ = interrupt(run, signal.SIGTERM)
+    assert code != 0
+    complete(run, before)
+
+
+def test_a_server_that_dies_in_a_cell_makes_that_cell_invalid_and_the_rest_goes_on(run: Run) -> None:
+    child = run.sweep(*LONG)
+    wait_until(lambda: bool(run.committed()) and any(run.folder.glob("cells/*/load/*")), "a cell under way")
+    victim = next(p for p in psutil.process_iter(["cmdline"]) if str(run.folder) in " ".join(p.info["cmdline"] or [])
+                  and "backends.reference" in (p.info["cmdline"] or []))  # fmt: skip
+    victim.kill()
+    code, _, err = finish(child)
+    assert code == 1, err
+    cells = run.summary()["cells"]
+    invalid = [c for c in cells if c["verdict"] == "INVALID"]
+    assert len(cells) == 6
+    assert len(invalid) == 1
+    (reason,) = [r for r in invalid[0]["reasons"] if r["code"] == "server_died"]
+    assert "SIGKILL" in reason["evidence"]
+    assert len(list(run.folder.glob("sessions/*"))) == 2
+    assert not run.processes()
+
+
+def test_a_server_that_does_not_start_is_explained_with_its_last_words(run: Run) -> None:
+    code, _, err = finish(
+        run.start(
+            *("sweep", "--model", str(run.model), *SMALL, "--out", str(run.folder)),
+            *("--engine", "label=wrong,backend=reference,options=--no-such-flag"),
+            *("--engine", "label=right,backend=reference"),
+        )
+    )  # fmt: skip
+    assert code == 4
+    assert "--no-such-flag" in err
+    assert "server.log" in err
+    assert "Traceback" not in err
+    # The other engine is measured all the same.
+    assert {c["engine"] for c in run.summary()["cells"]} == {"right"}
+    failures = [json.loads(p.read_text())["failure"] for p in run.folder.glob("sessions/*wrong/session.json")]
+    assert [f["class"] for f in failures] == ["bad_argument"]
+    assert not run.processes()
+
+
+def test_a_command_that_does_not_exist_is_named(run: Run) -> None:
+    code, _, err = finish(run.sweep(*SMALL, DYNO_REFERENCE_COMMAND="/nowhere/engine --fast"))
+    assert code == 4
+    assert "/nowhere/engine" in err
+    assert "DYNO_" in err
+
+
+def test_a_kv_pool_too_small_for_a_request_is_a_failure_with_its_arithmetic(run: Run) -> None:
+    code, _, err = finish(run.start(
+        *("sweep", "--model", str(run.model), "--batch", "1", "--input-len", "64", "--output-len", "8", "--out", str(run.folder)),
+        *("--engine", "label=tiny,backend=reference,kv_cache_tokens=32"),
+    ))  # fmt: skip
+    assert code in (1, 2, 4)
+    assert code != 2 or "32" in err
+    assert "Traceback" not in err
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"mounting a small disk needs rights this user has not: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_ends_the_run_in_words_and_leaves_no_server(run: Run, small_disk: Path) -> None:
+    run.folder = small_disk / "run"
+    code, _, err = finish(run.sweep(*LONG))
+    assert code == 4, err
+    assert "No space left" in err
+    assert "Traceback" not in err
+    assert not run.processes()
