@@ -14,7 +14,7 @@ from results.cell_facts import cell_facts
 from results.clock import NS_PER_MS
 from results.errors import StoreError
 from results.events import Chunks, Requests, Samples, read_chunks, read_requests, read_samples
-from results.kv_use import bytes_per_token, kv_numbers
+from results.kv_use import kv_formula, kv_numbers
 from results.metrics import decode_rate, measure, prefill_rate
 from results.phases import decode_at_client, prefill_at_client
 from results.reasons import Reason, reasons_of, verdict
@@ -73,8 +73,8 @@ def summarise(
     inside = data.steps if data else None
     output = delivered_tokens(requests, tokens)
     input_tokens = data.input_tokens if data else np.zeros(len(requests), dtype=np.int64)
-    per_token, why = bytes_per_token(config, session)
-    if per_token is None:
+    formula, why = kv_formula(config, session)
+    if formula is None:
         notes["kv_formula_unknown"] = why
     client = _client(record, chunks, int(output.sum()))
     server = server_use(samples, cell)
@@ -97,7 +97,7 @@ def summarise(
         "client": client,
         "server": server.numbers,
         "device": None,
-        "arithmetic": kv_numbers(per_token, requests, input_tokens, output, samples, inside, session, cell),
+        "arithmetic": kv_numbers(formula, requests, input_tokens, output, samples, inside, session, cell),
     }
     clean: dict[str, Any] = finite(summary)
     return clean

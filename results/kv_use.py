@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from results.arithmetic import kv_bytes_per_token, kv_dtype_name, model_dtype
+from results.arithmetic import kv_bytes, kv_bytes_per_token, kv_dtype_name, model_dtype
 from results.errors import UsageError
 from results.events import MISSING, Bools, Floats, Ints, Requests, Samples
 from results.truth import Steps
@@ -19,18 +20,39 @@ def setting(session: Mapping[str, Any], name: str) -> Any:
     return found.get("value") if isinstance(found, Mapping) else None
 
 
-def bytes_per_token(config: Mapping[str, Any] | None, session: Mapping[str, Any]) -> tuple[int | None, str]:
-    """The formula for this model and the session's KV dtype, and why it is unknown where it is."""
+@dataclass(frozen=True, slots=True)
+class KVFormula:
+    """The formula for one model and KV dtype. Sliding windows cap what a long context keeps."""
+
+    config: dict[str, Any]
+    kv_dtype: str
+
+    @property
+    def per_token(self) -> int:
+        return kv_bytes_per_token(self.config, self.kv_dtype)
+
+    def total(self, contexts: Floats, block_size: int | None = None) -> int:
+        """Bytes for sequences of these many tokens each, in whole blocks where a block size is given."""
+        lengths, counts = np.unique(contexts[contexts > 0].astype(np.int64), return_counts=True)
+        return sum(
+            kv_bytes(self.config, self.kv_dtype, batch=int(n), seq_len=int(length), block_size=block_size)
+            for length, n in zip(lengths, counts, strict=True)
+        )
+
+
+def kv_formula(config: Mapping[str, Any] | None, session: Mapping[str, Any]) -> tuple[KVFormula | None, str]:
+    """The formula for this model and the session's KV dtype; or None and why it is unknown."""
     if not config:
         return None, "the manifest holds no model config"
+    plain = dict(config)
     try:
         dtype = str(setting(session, "dtype") or "auto")
-        dtype = model_dtype(dict(config)) if dtype == "auto" else dtype
-        return kv_bytes_per_token(
-            dict(config), kv_dtype_name(str(setting(session, "kv_dtype") or "auto"), dtype, dict(config))
-        ), ""
+        dtype = model_dtype(plain) if dtype == "auto" else dtype
+        formula = KVFormula(plain, kv_dtype_name(str(setting(session, "kv_dtype") or "auto"), dtype, plain))
+        _ = formula.per_token  # A config whose layers keep another state is refused here.
     except UsageError as error:
         return None, str(error)
+    return formula, ""
 
 
 def peak_context(requests: Requests, input_tokens: Ints, output_tokens: Ints) -> tuple[int | None, Floats]:
@@ -71,7 +93,7 @@ def peak_context(requests: Requests, input_tokens: Ints, output_tokens: Ints) ->
 
 
 def kv_numbers(
-    per_token: int | None,
+    formula: KVFormula | None,
     requests: Requests,
     input_tokens: Ints,
     output_tokens: Ints,
@@ -87,10 +109,12 @@ def kv_numbers(
     """
     tokens, context = peak_context(requests, input_tokens, output_tokens)
     block = setting(session, "block_size")
-    predicted = tokens * per_token if tokens is not None and per_token is not None else None
-    in_blocks = None
-    if predicted is not None and per_token is not None and isinstance(block, int) and block > 0:
-        in_blocks = int((np.ceil(context / block) * block).sum()) * per_token
+    per_token = predicted = in_blocks = None
+    if formula is not None:
+        per_token = formula.per_token
+        if tokens is not None:
+            predicted = formula.total(context)
+            in_blocks = formula.total(context, block) if isinstance(block, int) and block > 0 else None
     engine, source = _engine_bytes(per_token, samples, steps, session, cell)
     return {
         "kv_bytes_per_token": per_token,

@@ -82,6 +82,14 @@ def test_kv_bytes_predicted_are_those_the_engine_holds(tmp_path: Path, batch: in
     assert kv["kv_engine_source"] == "steps"
 
 
+def test_a_sliding_window_caps_what_a_long_context_keeps() -> None:
+    config = {**MODEL_CONFIG, "model_type": "mistral", "sliding_window": 64}
+    rows = [request_row(f"r{i}", 0.0, 0.1, 1.0, 11, input_tokens_counted=n) for i, n in enumerate((30, 90, 200))]
+    found = summarise(plain_record(), {}, config, Requests.of(rows), Chunks.of([]), Samples.of([]), None)
+    assert found["arithmetic"]["kv_tokens_predicted"] == 40 + 100 + 210
+    assert found["arithmetic"]["kv_bytes_predicted"] == (40 + 64 + 64) * KV_BYTES_PER_TOKEN
+
+
 def test_kv_of_requests_that_never_overlap_does_not_add_up() -> None:
     rows = [request_row(f"r{i}", i, i + 0.1, i + 0.9, 11, input_tokens_counted=100) for i in range(5)]
     rows.append(request_row("long", 2.0, 2.5, 4.5, 21, input_tokens_counted=50))
