@@ -11,7 +11,8 @@ import pytest
 from results.cell_summary import summarise
 from results.events import Chunks, Requests, Samples
 from results.metrics import METRICS
-from tests.results.builders import MODEL_CONFIG, plain_record, request_row, text_chunk
+from tests.results.builders import plain_record, request_row, text_chunk
+from tests.results.simulation import MODEL_CONFIG
 
 
 def summary_of(

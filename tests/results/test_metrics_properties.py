@@ -15,7 +15,8 @@ from results.cell_summary import summarise
 from results.events import Chunks, Requests, Samples
 from results.kv_use import peak_context
 from results.schema import ChunkKind, Outcome
-from tests.results.builders import MODEL_CONFIG, plain_record
+from tests.results.builders import plain_record
+from tests.results.simulation import MODEL_CONFIG
 
 MS = 1_000_000
 # Slow examples of a busy machine are no failures.

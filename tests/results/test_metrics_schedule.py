@@ -15,18 +15,15 @@ from results.phases import union_ns
 from results.server_use import counter_growth
 from results.summary import build_summary
 from results.truth import read_steps
-from tests.results.builders import (
+from tests.results.builders import plain_record, request_row, synthetic_run, text_chunk
+from tests.results.simulation import (
     BLOCK_SIZE,
     KV_BYTES_PER_TOKEN,
     MODEL_CONFIG,
     Schedule,
     chunk_rows,
-    plain_record,
-    request_row,
     request_rows,
     simulate,
-    synthetic_run,
-    text_chunk,
 )
 
 SCHEDULE = Schedule()

@@ -12,7 +12,8 @@ from results.cell_summary import cell_summary, finite
 from results.files import read_json, to_json
 from results.store import RunStore, RunWriter
 from results.summary import build_summary
-from tests.results.builders import MODEL_CONFIG, CellEdit, add_fault, fail_requests, synthetic_run
+from tests.results.builders import CellEdit, add_fault, fail_requests, synthetic_run
+from tests.results.simulation import MODEL_CONFIG
 
 CELL_KEYS = {
     *("id", "engine", "backend", "model", "session", "block", "workload", "load", "verdict", "reasons", "requests"),
