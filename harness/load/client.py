@@ -1,7 +1,8 @@
 """The client's loop: one thread, one poller, and nothing but framing while answers come in.
 
-Every read is kept with its arrival in a backlog; server-sent events are parsed from it when no socket is ready, and in
-any case before it grows beyond `BACKLOG_BYTES`. So the parsing never delays a read, and memory stays bounded.
+Every read is kept with its arrival in a backlog. Server-sent events are parsed from it in slices of half a millisecond,
+when the sockets have been quiet for a moment or when the backlog is long. So memory stays bounded, a burst is read before
+it is parsed, and the loop wakes up less often than tokens come: what it reads late still has the kernel's stamp.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from harness.load.completion import StreamResult
 from harness.load.connection import Connection
 from harness.load.exchange import Exchange
 from harness.load.http import request_head
 from harness.load.plan import LoadPlan
 from harness.load.poller import Poller
 from harness.load.pool import Pool
-from harness.load.sse import StreamResult
 from harness.load.stamps import ReceiveClock
 from harness.load.strategies import Strategy, strategy_for
 from results.clock import NS_PER_MS, NS_PER_S, now_ns
 from results.schema import Outcome
 
-BACKLOG_BYTES = 64 * 1024 * 1024
+_BACKLOG_READS = 512
+_BACKLOG_BYTES = 4 * 1024 * 1024
+_QUIET_S = 0.001
 _PARSE_SLICE_NS = NS_PER_MS // 2
 _PROGRESS_NS = NS_PER_S // 5
 # A connection that breaks this soon after a request was written on it had most likely been closed while idle.
@@ -132,8 +135,10 @@ class Client:
 
     def _turn(self, now: int, strategy: Strategy) -> None:
         """One look at the sockets, then whatever time there is goes to parsing."""
-        if self._backlog:
-            if not self._dispatch(0) or self._backlog_bytes > BACKLOG_BYTES:
+        backlog = self._backlog
+        if backlog:
+            full = len(backlog) >= _BACKLOG_READS or self._backlog_bytes >= _BACKLOG_BYTES
+            if not self._dispatch(0 if full else _QUIET_S) or full:
                 self._parse(now_ns() + _PARSE_SLICE_NS)
         else:
             until = min(self._next_check, self._next_progress)
@@ -240,9 +245,6 @@ class Client:
     def _over(self, exchange: Exchange, end: int) -> None:
         """The request is off the wire. Its judgement waits in the backlog, behind its last bytes."""
         exchange.end = end
-        if exchange.sent is not None and exchange.first_byte is not None:
-            # On one machine the answer can be there before the call that sent the request has returned to us.
-            exchange.sent = min(exchange.sent, max(exchange.first_byte, exchange.queued))
         del self._busy[exchange]
         self.counts.in_flight -= 1
         self._backlog.append((exchange, end, None, None))

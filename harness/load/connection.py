@@ -16,7 +16,7 @@ from harness.load.poller import ERROR, READ, WRITE, Poller
 from harness.load.stamps import CONTROL_SIZE, ReceiveClock
 from results.clock import now_ns
 
-READ_SIZE = 64 * 1024
+READ_SIZE = 16 * 1024
 Address = tuple[int, Any]  # family, sockaddr
 
 
@@ -69,7 +69,8 @@ class Connection:
         """Begin to connect; the owner hears `opened` or `lost`."""
         family, sockaddr = self._address
         try:
-            self._sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            self._sock = socket.socket(family, socket.SOCK_STREAM)
+            self._sock.setblocking(False)
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.kernel_stamps = stamps.enable(self._sock)
             code = self._sock.connect_ex(sockaddr)
@@ -181,6 +182,9 @@ class Connection:
     def _flush(self) -> None:
         """Hand the request to the kernel; what does not fit waits for the socket."""
         try:
+            # Stamped before the call that hands over the last byte, not after: on one machine the answer can be there
+            # before that call returns, and a client that was put aside in between would swallow the server's time.
+            handed = now_ns()
             if self._tls is not None:
                 for view in self._out:
                     self._tls.write(view)
@@ -189,6 +193,7 @@ class Connection:
                 if self._tls.pending:
                     return
             while self._out:
+                handed = now_ns()
                 count = self._sock.sendmsg(self._out)
                 while self._out and count >= len(self._out[0]):
                     count -= len(self._out.pop(0))
@@ -201,7 +206,7 @@ class Connection:
             self._send_failed(error)
             return
         if self.exchange is not None and self.exchange.sent is None:
-            self.exchange.sent = now_ns()
+            self.exchange.sent = handed
         self._watch(READ)
 
     def _send_tls(self) -> None:
@@ -252,15 +257,15 @@ class Connection:
         if exchange is None:
             self._lost("the server spoke out of turn")
             return
+        if exchange.first_byte is None:
+            exchange.first_byte = t
+        exchange.last_read = now
         decoder = self._decoder
         try:
             pieces = decoder.feed(data)
         except ProtocolError as error:
             self._lost(str(error))
             return
-        if exchange.first_byte is None:
-            exchange.first_byte = t
-        exchange.last_read = now
         if exchange.head is None:
             exchange.head = decoder.head
         for piece in pieces:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import orjson
 
+from harness.load.completion import StreamResult, error_text, plain_result, shorten
 from harness.load.http import Head
 from harness.load.plan import RequestPlan
-from harness.load.sse import StreamParser, StreamResult, count_of, error_text, is_error, shorten
+from harness.load.sse import StreamParser
 from results.schema import CountSource, Outcome
 
 # Of a body that is no stream this much is kept.
@@ -149,28 +150,12 @@ class Exchange:
             return result
         body = b"".join(self._body)
         try:
-            message = orjson.loads(body)
+            return plain_result(orjson.loads(body))
         except orjson.JSONDecodeError:
             if self.failure is None:
-                result.error = (
-                    f"the answer is neither an event stream nor JSON: {shorten(body[:2000].decode('utf-8', 'replace'))}"
-                )
+                said = shorten(body[:2000].decode("utf-8", "replace"))
+                result.error = f"the answer is neither an event stream nor JSON: {said}"
             return result
-        if not isinstance(message, dict) or is_error(message):
-            result.error = error_text(message)
-            return result
-        usage = message.get("usage")
-        if isinstance(usage, dict):
-            result.terminal = True
-            result.input_tokens = count_of(usage, "prompt_tokens")
-            if (count := count_of(usage, "completion_tokens")) is not None:
-                result.output_tokens, result.count_source = count, CountSource.FINAL_USAGE
-        choices = message.get("choices")
-        if isinstance(choices, list):
-            reasons = [c["finish_reason"] for c in choices if isinstance(c, dict) and c.get("finish_reason")]
-            if reasons:
-                result.finish_reason, result.terminal = str(reasons[-1]), True
-        return result
 
 
 def _coding(head: Head) -> str:

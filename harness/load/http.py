@@ -15,6 +15,7 @@ from results.schema import REQUEST_ID_HEADER
 
 MAX_HEAD_BYTES = 64 * 1024
 _MAX_SIZE_LINE = 4096
+_match_size = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n").match
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 
 
@@ -127,11 +128,12 @@ class ResponseDecoder:
         """Take what was read; the pieces of body in it. Raises ProtocolError."""
         # The common case by far: between two chunks, and the read is exactly one chunk (one event of a stream).
         if self._state is _State.SIZE and not self._buffer:
-            line_end = data.find(b"\r\n", 0, 12)
-            if line_end > 0:
-                size = _chunk_size(data[:line_end])
-                if size and size + line_end + 4 == len(data) and data.endswith(b"\r\n"):
-                    return [data[line_end + 2 : -2]]
+            found = _match_size(data)
+            if found is not None:
+                start = found.end()
+                size = int(found[1], 16)
+                if size and start + size + 2 == len(data) and data.endswith(b"\r\n"):
+                    return [data[start:-2]]
         return self._feed(data)
 
     def _feed(self, data: bytes) -> list[bytes]:

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.load.completion import StreamResult
 from harness.load.exchange import Exchange
 from harness.load.plan import LoadPlan
-from harness.load.sse import StreamResult
 from results.errors import StoreError
 from results.files import store_error
 from results.schema import CHUNKS, REQUESTS, ChunkKind, Outcome
@@ -37,6 +37,8 @@ class EventRecorder:
         self._requests: dict[str, list[Any]] = {name: [] for name in REQUESTS.names}
         self._clear()
         self._partial = out_dir / ".chunks.parquet.tmp"
+        self.chunks = 0
+        self.lag_known = False  # did any chunk come with a kernel stamp?
         self.outcomes: dict[str, int] = {outcome.value: 0 for outcome in Outcome}
         try:
             self._writer = pq.ParquetWriter(self._partial, CHUNKS)
@@ -79,6 +81,8 @@ class EventRecorder:
             column.append(row[name])
         if result.chunks:
             t, lag, kind, tokens, size = zip(*result.chunks, strict=True)
+            self.chunks += len(t)
+            self.lag_known = self.lag_known or any(value is not None for value in lag)
             self._index.extend([exchange.index] * len(t))
             self._t.extend(t)
             self._lag.extend([_UNKNOWN if value is None else value for value in lag])
@@ -92,15 +96,6 @@ class EventRecorder:
         """A quiet moment: hand a full group to the file."""
         if len(self._t) >= _GROUP_ROWS:
             self._write_group()
-
-    def lags_ms(self) -> dict[str, float] | None:
-        """Percentiles of the client's own lateness over the last group of chunks; None where it is not known."""
-        lag = np.frombuffer(self._lag, np.int64) if self._lag else np.empty(0, np.int64)
-        lag = lag[lag >= 0]
-        if not lag.size:
-            return None
-        p50, p99 = np.percentile(lag, (50, 99)) / 1e6
-        return {"p50": float(p50), "p99": float(p99), "max": float(lag.max() / 1e6)}
 
     def _write_group(self) -> None:
         if not self._t:

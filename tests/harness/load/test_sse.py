@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.load.sse import Chunk, StreamResult, parse_stream
+from harness.load.completion import Chunk, StreamResult
+from harness.load.sse import parse_stream
 from results.schema import ChunkKind, CountSource
 from tests.servers.openai_fake_steps import DONE, event, text_event, usage_event
 
