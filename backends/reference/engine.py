@@ -26,6 +26,7 @@ class Engine:
         self.runner = runner
         self.truth = truth or NoTruth()
         self.num_steps = 0
+        self._warn_at = 1  # preemptions; doubles, so that a thrashing engine does not flood its log
         self._prompt_tokens = 0
         self._generated_tokens = 0
 
@@ -101,6 +102,14 @@ class Engine:
             scheduler.blocks.num_blocks,
             scheduler.tokens_held,
         )
+        if plan.preempted and scheduler.num_preemptions >= self._warn_at:
+            self._warn_at = 2 * scheduler.num_preemptions
+            log.warning(
+                "%d preemptions so far: the KV pool of %d tokens is small for this load, and preempted requests are "
+                "computed again; raise --kv-cache-tokens or lower --max-num-seqs",
+                scheduler.num_preemptions,
+                scheduler.blocks.num_tokens,
+            )
         self.num_steps += 1
         self._generated_tokens += len(advanced)
         self._prompt_tokens += sum(r.num_prompt_tokens for r in advanced if r.num_output_tokens == 1)

@@ -62,7 +62,7 @@ def save_llama(folder: Path, shard_size: str = "1GB", **changes: Any) -> Any:
 
 
 def built(folder: Path, **settings: Any) -> BuiltEngine:
-    defaults: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "kv_cache_tokens": 4096, "threads": 2}
+    defaults: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "kv_cache_tokens": 4096, "threads": 1}
     return build_engine(folder, read_model_config(folder), EngineSettings(**(defaults | settings)))
 
 
@@ -138,7 +138,7 @@ def test_smollm2_greedy_tokens_equal_transformers_alone_and_batched(smollm2_dir:
 
     reference = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32).eval()
     prompts = random_prompts((1, 15, 16, 17, 100, 500), 49152)
-    engine = built(smollm2_dir, max_model_len=1024)
+    engine = built(smollm2_dir, max_model_len=1024, threads=2)
     batched = generate(engine, prompts)
     for prompt, output in zip(prompts, batched, strict=True):
         with torch.inference_mode():

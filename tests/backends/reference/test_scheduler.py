@@ -118,6 +118,16 @@ def test_preemption_around_a_block_edge_does_not_change_the_output(edge: int) ->
     assert engine.scheduler.num_preemptions > 0
 
 
+def test_thrashing_is_told_in_the_log_but_does_not_flood_it(caplog: pytest.LogCaptureFixture) -> None:
+    engine = hash_engine(num_blocks=20, block_size=16)
+    for key in range(8):
+        submit(engine, key, 100, 200)
+    run_to_end(engine)
+    preemptions = engine.scheduler.num_preemptions
+    warnings = [record.getMessage() for record in caplog.records if "raise --kv-cache-tokens" in record.getMessage()]
+    assert 1 <= len(warnings) <= preemptions.bit_length()
+
+
 def test_prompt_tokens_are_counted_once_although_computed_again() -> None:
     engine = hash_engine(num_blocks=20, block_size=16)
     for key in range(4):
