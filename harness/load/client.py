@@ -16,6 +16,7 @@ from harness.load.completion import StreamResult
 from harness.load.connection import Connection
 from harness.load.exchange import Exchange
 from harness.load.http import request_head
+from harness.load.limits import FIRST_TOKEN, Limits
 from harness.load.plan import LoadPlan
 from harness.load.poller import Poller
 from harness.load.pool import Pool
@@ -77,7 +78,7 @@ class Client:
         view = memoryview(bodies)
         self._heads = [request_head(plan, request, key) for request in plan.requests]
         self._bodies = [view[r.offset : r.offset + r.length] for r in plan.requests]
-        self._limits = _Limits.of(plan)
+        self._limits = Limits.of(plan)
         self._pool = Pool(self, plan.target, plan.connections)
         self._busy: dict[Exchange, Connection] = {}
         self._backlog: deque[tuple[Exchange, int, int | None, bytes | None]] = deque()
@@ -245,6 +246,9 @@ class Client:
     def _over(self, exchange: Exchange, end: int) -> None:
         """The request is off the wire. Its judgement waits in the backlog, behind its last bytes."""
         exchange.end = end
+        if exchange.sent is not None and exchange.first_byte is not None:
+            # On one machine the answer can be there before the call that sent the request has returned to us.
+            exchange.sent = min(exchange.sent, max(exchange.first_byte, exchange.queued))
         del self._busy[exchange]
         self.counts.in_flight -= 1
         self._backlog.append((exchange, end, None, None))
@@ -287,7 +291,7 @@ class Client:
         soonest = now + limits.interval
         for exchange in list(self._busy):
             deadline, what = limits.next(exchange)
-            if deadline <= now and what == "first token":
+            if deadline <= now and what == FIRST_TOKEN:
                 # Bytes may have come that are not parsed yet: look before judging.
                 self._parse(None)
                 deadline, what = limits.next(exchange)
@@ -296,53 +300,3 @@ class Client:
             else:
                 soonest = min(soonest, deadline)
         self._next_check = soonest
-
-
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """Timeouts in ns, None for none."""
-
-    connect: int | None
-    first_token: int | None
-    between: int | None
-    total: int | None
-    interval: int
-
-    @classmethod
-    def of(cls, plan: LoadPlan) -> _Limits:
-        asked = plan.timeouts
-        connect, first, between, total = (
-            None if value is None else int(value * NS_PER_S)
-            for value in (asked.connect_s, asked.first_token_s, asked.between_tokens_s, asked.total_s)
-        )
-        if not plan.stream:  # one answer in one piece: only its whole can be late
-            first = between = None
-        # A stream whose first token is found after a check gets its own deadline at the next one.
-        interval = NS_PER_S if between is None else min(NS_PER_S, max(between // 4, NS_PER_MS))
-        return cls(connect, first, between, total, interval)
-
-    def next(self, exchange: Exchange) -> tuple[int, str]:
-        """The deadline that comes first, and its name."""
-        best, name = exchange.queued + 10**18, ""
-        if self.total is not None:
-            best, name = exchange.queued + self.total, "total"
-        if exchange.sent is None:
-            began, limit, what = exchange.connect_start, self.connect, "connect"
-            if exchange.connect_end is not None:
-                began = None
-        elif exchange.token_seen:
-            began, limit, what = exchange.last_read, self.between, "between tokens"
-        else:
-            began, limit, what = exchange.sent, self.first_token, "first token"
-        if began is not None and limit is not None and began + limit < best:
-            return began + limit, what
-        return best, name
-
-    def words(self, what: str) -> str:
-        limit = {
-            "connect": self.connect,
-            "first token": self.first_token,
-            "between tokens": self.between,
-            "total": self.total,
-        }[what]
-        return f"{what}: more than {(limit or 0) / NS_PER_S:g} s"

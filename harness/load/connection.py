@@ -14,6 +14,7 @@ from harness.load.exchange import Exchange
 from harness.load.http import ProtocolError, ResponseDecoder
 from harness.load.poller import ERROR, READ, WRITE, Poller
 from harness.load.stamps import CONTROL_SIZE, ReceiveClock
+from harness.load.tls import Tls
 from results.clock import now_ns
 
 READ_SIZE = 16 * 1024
@@ -57,7 +58,7 @@ class Connection:
         self.opened_at: int | None = None
         self.kernel_stamps = False
         self._address = address
-        self._tls = _Tls(tls, host) if tls is not None else None
+        self._tls = Tls(tls, host) if tls is not None else None
         self._out: list[memoryview] = []
         self._decoder = ResponseDecoder()
         self._last = 0  # arrivals on one connection never go back
@@ -300,45 +301,6 @@ class Connection:
         self.exchange = exchange
         self.owner.lost(self, why)
         self.exchange = None
-
-
-class _Tls:
-    """TLS over memory buffers, so that the bytes still pass through recvmsg and keep their arrival stamps."""
-
-    def __init__(self, context: ssl.SSLContext, host: str) -> None:
-        self.incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._object = context.wrap_bio(self.incoming, self._outgoing, server_hostname=host)
-        self.pending = b""
-
-    def handshake(self) -> bool:
-        """One step; True when it is done. Bytes to be sent are in `pending`, also after a failure (the alert)."""
-        try:
-            self._object.do_handshake()
-        except ssl.SSLWantReadError:
-            return False
-        finally:
-            self.pending += self._outgoing.read()
-        return True
-
-    def write(self, data: memoryview) -> None:
-        while data:
-            data = data[self._object.write(data) :]
-        self.pending += self._outgoing.read()
-
-    def decrypt(self, data: bytes) -> bytes:
-        """What can be read after these bytes; empty when a record is not complete (or held no data)."""
-        self.incoming.write(data)
-        pieces: list[bytes] = []
-        try:
-            while piece := self._object.read(READ_SIZE):
-                pieces.append(piece)
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLZeroReturnError:
-            pass  # closed by the peer: the end of the TCP stream follows
-        self.pending += self._outgoing.read()
-        return b"".join(pieces)
 
 
 def _words(error: OSError) -> str:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import itertools
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from harness.load import client as client_module
 from harness.load import connection as connection_module
+from harness.load import recorder as recorder_module
+from harness.load.client import Client
 from harness.load.plan import RequestPlan
-from tests.harness.load.support import body, run_load
+from harness.load.recorder import EventRecorder
+from tests.harness.load.support import body, make_plan, run_load
 from tests.servers.openai_fake import CERTIFICATE, FakeServer
 from tests.servers.openai_fake_steps import (
     DONE,
@@ -304,8 +310,6 @@ def test_a_busy_client_knows_when_data_arrived(tmp_path: Path, monkeypatch: pyte
     real = connection_module.Connection._read
 
     def slow_read(self: Any) -> None:
-        import time
-
         if schedule.stamps:
             time.sleep(0.05)
             blocked.append(1)
@@ -324,9 +328,27 @@ def test_a_busy_client_knows_when_data_arrived(tmp_path: Path, monkeypatch: pyte
         assert c["t"] - sent < 40_000_000
 
 
-def test_a_step_of_the_wall_clock_does_not_move_a_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
+def test_a_client_that_is_slow_to_note_its_sending_does_not_say_it_sent_after_the_answer_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.socket.sendmsg
 
+    def interrupted(self: socket.socket, *args: Any) -> int:
+        count = real(self, *args)
+        time.sleep(0.05)
+        return count
+
+    monkeypatch.setattr(socket.socket, "sendmsg", interrupted)
+    with FakeServer(full_answer()) as server:
+        ran = run_load(server.url, tmp_path)
+    (row,) = ran.requests
+    if not ran.client.kernel_stamps:
+        pytest.skip("this system has no kernel receive stamps")
+    assert row["queued"] <= row["sent"] <= row["first_byte"] <= row["first_token"]
+    assert row["first_byte"] - row["queued"] < 45_000_000
+
+
+def test_a_step_of_the_wall_clock_does_not_move_a_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time_ns
     schedule = TokenSchedule(ttft_s=0.1, interval_s=0.1)
 
@@ -372,3 +394,47 @@ def test_requests_bound_to_a_slot_stay_there() -> None:
     strategy.ended(1, 30)
     assert [(d.slot, d.index) for d in strategy.due(31)] == [(1, 4)]
     assert strategy.exhausted
+
+
+def test_reads_are_parsed_before_too_many_wait_even_when_the_sockets_never_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = 0
+    real = Client.received
+
+    def received(self: Client, *args: Any) -> None:
+        nonlocal longest
+        real(self, *args)
+        longest = max(longest, len(self._backlog))
+
+    monkeypatch.setattr(Client, "received", received)
+    monkeypatch.setattr(client_module, "_BACKLOG_READS", 8)
+    monkeypatch.setattr(client_module, "_QUIET_S", 60.0)  # never quiet: only the length can set the parsing off
+    with FakeServer(TokenSchedule(interval_s=0.001)) as server:
+        ran = run_load(server.url, tmp_path, requests=8, concurrency=8, tokens=40)
+    assert ran.outcomes == ["ok"] * 8
+    assert 8 <= longest < 8 * 40
+
+
+def test_a_load_stopped_before_it_began_sends_nothing_and_writes_empty_tables(tmp_path: Path) -> None:
+    with FakeServer(full_answer()) as server:
+        plan = make_plan(server.url, tmp_path / "plan", requests=5)
+        recorder = EventRecorder(plan, tmp_path)
+        client = Client(plan, plan.bodies_path.read_bytes(), None, recorder, lambda counts: None)
+        client.stop()
+        client.prepare()
+        client.run()
+        client.close()
+        recorder.commit()
+        assert server.requests == []
+    assert pq.read_table(tmp_path / "requests.parquet").num_rows == 0
+    assert pq.read_table(tmp_path / "chunks.parquet").num_rows == 0
+
+
+def test_chunks_are_written_in_groups_and_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "_MAX_ROWS", 10)
+    with FakeServer(full_answer(4)) as server:
+        ran = run_load(server.url, tmp_path, requests=20, concurrency=2)
+    assert pq.ParquetFile(tmp_path / "out" / "chunks.parquet").num_row_groups > 3
+    assert len(ran.chunks) == 20 * 5
+    assert {len(ran.chunks_of(f"r{i}")) for i in range(20)} == {5}
