@@ -47,8 +47,8 @@ class _State(Enum):
 class Connection:
     """A non-blocking socket in the client's poller. Serves one exchange at a time, which may be given before it is open.
 
-    `reused` says that it was open before its request came; `opened_at` is when it became ready. Every way of ending is reported once
-    to the owner's `lost`, except `close`, which is the owner's own doing.
+    `reused` says that it was open before its request came; `opened_at` is when it became ready. Every way of ending is
+    reported once to the owner's `lost`, except `close`, which is the owner's own doing.
     """
 
     def __init__(self, owner: Owner, address: Address, tls: ssl.SSLContext | None, host: str) -> None:
