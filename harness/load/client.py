@@ -144,7 +144,12 @@ class Client:
         backlog = self._backlog
         if backlog:
             full = len(backlog) >= _BACKLOG_READS or self._backlog_bytes >= _BACKLOG_BYTES
-            if not full and self.kernel_stamps and self.counts.in_flight >= _REST_STREAMS and strategy.next_time() is None:
+            if (
+                not full
+                and self.kernel_stamps
+                and self.counts.in_flight >= _REST_STREAMS
+                and strategy.next_time() is None
+            ):
                 time.sleep(_REST_S)
             if not self._dispatch(0 if full else _QUIET_S) or full:
                 self._parse(now_ns() + _PARSE_SLICE_NS)
