@@ -66,6 +66,7 @@ def serve(
     import uvloop
 
     from backends.reference.build import BuiltEngine, build_engine
+    from backends.reference.owner import OwnerThread
     from backends.reference.server import Server
     from backends.reference.service import Service
     from backends.reference.tokenizer import Tokenizer, load_tokenizer
@@ -77,7 +78,8 @@ def serve(
     log.info("settings: %s", settings)
     tokenizer = load_tokenizer(arguments.model)
     truth = ArrowTruth(arguments.truth_dir) if arguments.truth_dir else NoTruth()
-    built = build_engine(arguments.model, config, settings, truth)
+    owner = OwnerThread()
+    built = owner.call(lambda: build_engine(arguments.model, config, settings, truth)).result()
 
     async def run(tokenizer: Tokenizer, built: BuiltEngine) -> int:
         from aiohttp import web
@@ -86,7 +88,7 @@ def serve(
         stopping = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
-        service = Service(built.engine, truth)
+        service = Service(built.engine, owner, truth)
         facts = settings_as_json(
             settings,
             config,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 
 from backends.reference.messages import Abort, EngineStats, Failed, NewToken, StepOutput, Stop, Submit
+from backends.reference.owner import OwnerThread
 from backends.reference.runner import Runner
 from backends.reference.scheduler import RefusedError, Request, Scheduler, StepPlan
 from backends.reference.truth import NoTruth, TruthLog
@@ -116,25 +117,25 @@ class Engine:
 
 
 class EngineThread:
-    """The engine's owner. `send` is for any thread; `deliver` is called on the owner's, once a step.
+    """Serves an engine on its owner's thread. `send` is for any thread; `deliver` is called on the owner's, once a step.
 
     A request that cannot run is answered with `Failed`. An error in a step is a defect: it ends the thread, after
     every live request was told and `on_death` was called with it.
     """
 
     def __init__(
-        self, engine: Engine, deliver: Callable[[StepOutput], None], on_death: Callable[[Exception], None]
+        self,
+        engine: Engine,
+        owner: OwnerThread,
+        deliver: Callable[[StepOutput], None],
+        on_death: Callable[[Exception], None],
     ) -> None:
         self.engine = engine
         self.stats = engine.stats()
         self._deliver = deliver
         self._on_death = on_death
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-
-    def start(self) -> None:
-        """Begin to serve."""
-        self._thread.start()
+        self._ended = owner.call(self._run)
 
     def send(self, command: Command) -> None:
         """Have a command applied before the next step."""
@@ -143,8 +144,7 @@ class EngineThread:
     def stop(self, timeout_s: float) -> bool:
         """End after the step in progress; False when that takes longer than `timeout_s`."""
         self.send(Stop())
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return not wait([self._ended], timeout_s).not_done
 
     def _run(self) -> None:
         try:

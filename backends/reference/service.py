@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 from backends.reference.engine import Engine, EngineThread
 from backends.reference.messages import Abort, EngineStats, Failed, NewToken, StepOutput, Submit
+from backends.reference.owner import OwnerThread
 from backends.reference.truth import TruthLog
 
 
@@ -69,7 +70,7 @@ class TokenStream:
 class Service:
     """Submits prompts to the engine's thread and routes what it makes. Lives on one event loop."""
 
-    def __init__(self, engine: Engine, truth: TruthLog) -> None:
+    def __init__(self, engine: Engine, owner: OwnerThread, truth: TruthLog) -> None:
         self.engine = engine
         self.truth = truth
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
@@ -77,8 +78,7 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self._keys = itertools.count()
         self._streams: dict[int, TokenStream] = {}
-        self._thread = EngineThread(engine, self._deliver, self._on_death)
-        self._thread.start()
+        self._thread = EngineThread(engine, owner, self._deliver, self._on_death)
 
     @property
     def stats(self) -> EngineStats:

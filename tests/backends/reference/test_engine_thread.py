@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from backends.reference.engine import Engine, EngineThread
 from backends.reference.messages import Abort, Failed, StepOutput, Submit
+from backends.reference.owner import OwnerThread
 from backends.reference.scheduler import Scheduled
 from tests.backends.reference.hash_model import expected_output, hash_engine
 
@@ -19,8 +20,7 @@ class Owner:
     def __init__(self, engine: Engine) -> None:
         self.messages: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
         self.deaths: queue.SimpleQueue[Exception] = queue.SimpleQueue()
-        self.thread = EngineThread(engine, self.messages.put, self.deaths.put)
-        self.thread.start()
+        self.thread = EngineThread(engine, OwnerThread(), self.messages.put, self.deaths.put)
 
     def next(self) -> StepOutput:
         return self.messages.get(timeout=DEADLINE_S)
