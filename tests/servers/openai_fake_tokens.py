@@ -109,9 +109,9 @@ class TokenSchedule:
 
     @staticmethod
     async def _until(when_s: float) -> None:
-        left = when_s - time.monotonic_ns() / 1e9
-        if left > 0:
-            await asyncio.sleep(left)
+        """Late it may be, early never: the loop's own timers round to whole milliseconds, also downwards."""
+        while (left := when_s - time.monotonic_ns() / 1e9) > 0:
+            await asyncio.sleep(max(left, 0.001))
 
     @staticmethod
     def _usage(prompt: int, completion: int) -> dict[str, int]:

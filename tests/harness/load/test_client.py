@@ -438,3 +438,12 @@ def test_chunks_are_written_in_groups_and_all_of_them(tmp_path: Path, monkeypatc
     assert pq.ParquetFile(tmp_path / "out" / "chunks.parquet").num_row_groups > 3
     assert len(ran.chunks) == 20 * 5
     assert {len(ran.chunks_of(f"r{i}")) for i in range(20)} == {5}
+
+
+def test_the_fake_server_never_sends_a_token_early(tmp_path: Path) -> None:
+    schedule = TokenSchedule(ttft_s=0.0123, interval_s=0.0034)
+    with FakeServer(schedule) as server:
+        run_load(server.url, tmp_path, requests=10, concurrency=2, tokens=10)
+    for received, *written in schedule.stamps.values():
+        for i, sent in enumerate(written):
+            assert sent - received >= 12_300_000 + i * 3_400_000 - 1000  # the float's rounding
