@@ -67,6 +67,7 @@ def run_cell(
     warm_load = BatchLoad(batch=len(warm), waves=1)
     warm_dir, load_dir = folder / "warm-up", folder / "load"
     _drive(cell, _plan(cell, session, experiment, warm, warm_load, warm_dir), session, warm_dir, faults, None)
+    sampled_from = session.sampler.settle()
     if faults:
         result = nothing_sent(folder)
     else:
@@ -76,9 +77,10 @@ def run_cell(
         except CellInterruptedError:
             store.set_aside(cell.id, "interrupted")
             raise
+    session.sampler.settle()
     for spent in (warm_dir, load_dir):
         shutil.rmtree(spent, ignore_errors=True)  # Plans and bodies can be made again from the seed.
-    write_table(folder / "samples.parquet", SAMPLES, session.sampler.between(result.started, result.ended))
+    write_table(folder / "samples.parquet", SAMPLES, session.sampler.between(sampled_from, now_ns()))
     record = CellRecord(
         id=cell.id,
         engine=cell.engine.label,

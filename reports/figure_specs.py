@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from reports.scales import Axis
 
-REALISED = Axis("realised batch (requests decoded together)", log=2)
+REALISED = Axis("realised batch (requests in the engine together)", log=2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,14 @@ def decodes_per_step(steps: Steps | None) -> float | None:
     return float(np.average(steps.decodes[doing], weights=weight if weight.sum() > 0 else None))
 
 
+def running_mean(steps: Steps | None) -> float | None:
+    """Sequences the engine works on together (prefilling or decoding), time-weighted over its steps."""
+    if steps is None or not len(steps):
+        return None
+    weight = steps.end - steps.start
+    return float(np.average(steps.running, weights=weight if weight.sum() > 0 else None))
+
+
 def batch_numbers(
     offered: float | None,
     requests: Requests,
@@ -59,24 +67,23 @@ def batch_numbers(
 ) -> dict[str, Any]:
     """The `batch` part of a cell's summary. `span` is the scope, `cell` [started, ended] of its record.
 
-    `realised` is the best there is of decodes per step, running at the server (read often enough), in flight at the client.
+    `running` comes from the engine's own steps where it tells them, else from its gauge. `realised` is `running` (a gauge
+    only where it was read often enough), else what was in flight at the client.
     """
     times, values = samples.series("server", "running")
     readings = int(((times >= cell[0]) & (times <= cell[1])).sum())
+    told = running_mean(steps)
     numbers: dict[str, Any] = {
         "offered": offered,
         "in_flight": in_flight_mean(requests, *span),
-        "running": gauge_mean(times, values, *cell),
+        "running": gauge_mean(times, values, *cell) if told is None else told,
         "decodes_per_step": decodes_per_step(steps),
     }
-    order = (
-        ["decodes_per_step", "running", "in_flight"]
-        if readings >= _ENOUGH_READINGS
-        else ["decodes_per_step", "in_flight"]
-    )
+    order = ["running", "in_flight"] if told is not None or readings >= _ENOUGH_READINGS else ["in_flight"]
     source = next((k for k in order if numbers[k] is not None), None)
     return {
         **numbers,
+        "running_source": "steps" if told is not None else "gauge" if numbers["running"] is not None else None,
         "running_readings": readings,
         "realised": numbers[source] if source else None,
         "realised_source": source,

@@ -72,8 +72,9 @@ def cell_facts(
         facts.prompts_difference = (
             f"e.g. {requests.input_tokens_planned[at]} sent, {requests.input_tokens_counted[at]} counted"
         )
-    tpot = (whole or {}).get("tpot_ms")
+    tpot, e2e = (whole or {}).get("tpot_ms"), (whole or {}).get("e2e_ms")
     facts.tpot_ms_p50 = tpot["p50"] if tpot else None
+    facts.e2e_ms_p50 = e2e["p50"] if e2e else None
     return facts
 
 

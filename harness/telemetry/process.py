@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from harness.telemetry.sampler import SamplerConfig
+from results.clock import now_ns
 from results.schema import SAMPLES
 
 
@@ -51,6 +53,21 @@ class SamplerProcess:
                 ["sampler", "alive", None, t0, t1, None, f"the sampler ended with code {self._process.returncode}"]
             )
         return columns(rows)
+
+    def settle(self, timeout_s: float = 5.0) -> int:
+        """Wait for a reading of every series that began after now; returns the instant from which readings count.
+
+        Counters are differences of readings: without one before the load and one after it they would miss its edges. A
+        sampler that is gone, or a server that does not answer, ends the wait after `timeout_s` at the latest.
+        """
+        since, deadline = now_ns(), time.monotonic() + timeout_s
+        known = {(row[0]) for row in self._rows(tail_bytes=8192)}
+        while self.alive and time.monotonic() < deadline:
+            fresh = {row[0] for row in self._rows(tail_bytes=8192) if row[3] >= since}
+            if fresh and fresh >= known:
+                break
+            time.sleep(0.02)
+        return since
 
     def latest(self) -> dict[str, float | None]:
         """The newest value of each metric, for the live view: from the file's tail, however long the session."""

@@ -37,7 +37,7 @@ def test_a_fake_of_known_schedule_is_measured_with_every_token_counted(run: Run)
         assert cell["whole"]["ttft_ms"]["p50"] >= 20
         assert cell["whole"]["tpot_ms"]["p50"] >= 4
         assert cell["verdict"] != "INVALID"
-    prompts = [tuple(r.json()["prompt"]) for r in received]
+    prompts = [tuple(r.json["prompt"]) for r in received]
     assert len(set(prompts)) == len(prompts), "a prompt was sent twice"
     assert all(len(p) == 16 and all(isinstance(t, int) and 0 <= t < 32_000 for t in p) for p in prompts)
     assert all(r.headers["authorization"] == f"Bearer {KEY}" for r in received)
@@ -83,8 +83,8 @@ def test_nothing_at_the_url_is_said_in_one_paragraph(run: Run) -> None:
 @pytest.fixture
 def served(run: Run, tiny_dir: Path) -> str:
     child = run.start("serve", str(tiny_dir), "--port", "0", "--served-model-name", "tiny", "--kv-cache-tokens", "4096")
-    assert child.stderr is not None
-    for line in child.stderr:
+    assert child.stdout is not None
+    for line in child.stdout:
         if found := re.search(r"ready on (http://\S+)", line):
             return found[1]
     raise AssertionError("the server ended before it was ready")

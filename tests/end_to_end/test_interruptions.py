@@ -15,7 +15,7 @@ import pytest
 from tests.end_to_end.conftest import SMALL, Run, finish, wait_until
 
 # Long enough that a signal lands inside the sweep, not after it.
-LONG = ("--batch", "1,2,3", "--input-len", "8,24", "--output-len", "200")
+LONG = ("--batch", "1,2,3", "--input-len", "8,24", "--output-len", "120")
 
 
 def interrupt(run: Run, number: int) -> tuple[int, dict[str, bytes], str]:
@@ -87,7 +87,7 @@ def test_a_server_that_does_not_start_is_explained_with_its_last_words(run: Run)
         run.start(
             *("sweep", "--model", str(run.model), *SMALL, "--out", str(run.folder)),
             *("--engine", "label=wrong,backend=reference,options=--no-such-flag"),
-            *("--engine", "label=right,backend=reference"),
+            *("--engine", "label=right,backend=reference,threads=1"),
         )
     )  # fmt: skip
     assert code == 4

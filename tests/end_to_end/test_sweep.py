@@ -103,7 +103,7 @@ def test_events_join_with_the_engines_own_truth(done: tuple[Run, dict[str, Any],
 def test_the_report_and_the_command_that_made_it_are_there(done: tuple[Run, dict[str, Any], str]) -> None:
     run, _, _ = done
     page = (run.folder / "report.html").read_text()
-    assert "dyno sweep --backend reference" in page
+    assert "dyno sweep --engine label=reference,backend=reference" in page
     assert not run.processes()
 
 
@@ -154,8 +154,8 @@ def test_two_settings_of_an_engine_meet_the_same_prompts(run: Run) -> None:
     code, _, err = finish(
         run.start(
             *("sweep", "--model", str(run.model), "--batch", "2", "--input-len", "8", "--output-len", "4", "--out", str(run.folder)),
-            *("--engine", "label=small,backend=reference,kv_cache_tokens=512,max_num_seqs=1"),
-            *("--engine", "label=large,backend=reference,kv_cache_tokens=4096"),
+            *("--engine", "label=small,backend=reference,threads=1,kv_cache_tokens=512,max_num_seqs=1"),
+            *("--engine", "label=large,backend=reference,threads=1,kv_cache_tokens=4096"),
         )
     )  # fmt: skip
     assert code == 0, err

@@ -62,7 +62,11 @@ def test_a_locked_batch(tmp_path: Path, batch: int, truth: bool) -> None:
     assert cell["batch"]["in_flight"] == pytest.approx(batch)
     assert cell["batch"]["offered"] == batch
     assert cell["batch"]["decodes_per_step"] == (pytest.approx(batch) if truth else None)
-    assert cell["batch"]["realised"] == pytest.approx(batch)
+    # The k-th prefill runs beside k - 1 that are in already; then all of them decode together.
+    ramp = prefill * batch * (batch + 1) / 2 + batch * (outputs - 1) * step
+    running = ramp / (batch * prefill + (outputs - 1) * step)
+    assert cell["batch"]["realised"] == pytest.approx(running if truth else batch)
+    assert cell["batch"]["realised_source"] == ("running" if truth else "in_flight")
     assert (whole["ttft_ms"]["intervals"]["p50"] is not None) == (batch == 1)
 
 
