@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import typer
@@ -28,6 +29,8 @@ app.add_typer(models.app, name="models")
 
 def main() -> None:
     """Entry point of `dyno`: a user's mistake is one paragraph and an exit code, never a traceback."""
+    # `kill` ends a sweep as Ctrl-C does: what was measured is kept, no server is left.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
     except DynoError as error:

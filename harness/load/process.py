@@ -84,6 +84,8 @@ class LoadProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
+                # Out of the terminal's foreground group: Ctrl-C is the parent's to decide about, from the first instant.
+                start_new_session=True,
             )
         except OSError as error:
             raise LoadWorkerError(f"The load worker could not be started: {error.strerror or error}.") from error

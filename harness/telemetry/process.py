@@ -29,6 +29,8 @@ class SamplerProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 text=True,
+                # Out of the terminal's foreground group: Ctrl-C is the parent's to decide about, from the first instant.
+                start_new_session=True,
             )
         try:
             assert self._process.stdin is not None
