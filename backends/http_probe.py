@@ -84,6 +84,13 @@ class ServerURL:
         except ValueError:
             return self.host == "localhost" or self.host.endswith(".localhost")
 
+    @property
+    def authority(self) -> str:
+        """The Host header: brackets around IPv6, the port where it is not the scheme's own."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        default = 443 if self.scheme == "https" else 80
+        return host if self.port == default else f"{host}:{self.port}"
+
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}{self.base}"

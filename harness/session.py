@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,8 +13,8 @@ from typing import Any, Protocol
 
 from backends.base import Backend, LaunchContext, Resolved, get_backend
 from backends.failures import ServerError
-from backends.http_probe import ProbeError, get
-from backends.process import ServerProcess, free_port, public_argv, public_environment
+from backends.http_probe import ProbeError, ServerURL, get
+from backends.process import ServerProcess, free_port, public_argv, public_environment, relevant_environment
 from backends.server_log import read_log
 from harness.experiment import Cell, EngineSpec, Experiment
 from harness.models import ModelRef
@@ -145,7 +146,7 @@ def open_session(
         if backend.capabilities.launches:
             server = _launch(backend, engine, experiment, model, record, folder)
         else:
-            record.url = (engine.url or "").rstrip("/")
+            record.url = str(ServerURL.parse(engine.url or ""))
         ready_after = _wait_ready(backend, server, record, experiment, observer)
         documents = fetch_documents(backend, record.url)
         served_name = backend.served_name(experiment.model, documents)
@@ -195,7 +196,8 @@ def _launch(
         env=engine.env,
     )
     plan = backend.launch_plan(context)
-    record.argv, record.env = public_argv(plan.argv), public_environment({**plan.env, **engine.env})
+    record.argv = public_argv(plan.argv)
+    record.env = relevant_environment(os.environ) | public_environment(plan.env)
     record.files = [str(path) for path in plan.files]
     record.url = f"http://{HOST}:{port}"
     return ServerProcess.start(plan, folder / "server.log", experiment.timeouts.stop_s, host=HOST, port=port)

@@ -26,7 +26,7 @@ class ProtocolError(Exception):
 def request_head(plan: LoadPlan, request: RequestPlan, key: str | None) -> bytes:
     """The head of one POST. No compression: it would hold tokens back and cost the client time."""
     lines = [
-        f"POST {plan.target.base_path}{plan.path} HTTP/1.1",
+        f"POST {plan.target.base}{plan.path} HTTP/1.1",
         f"Host: {plan.target.authority}",
         "User-Agent: llm-dyno",
         f"Accept: {'text/event-stream' if plan.stream else 'application/json'}",

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
-from urllib.parse import urlsplit
 
 import orjson
 
+from backends.http_probe import ServerURL
 from results.errors import UsageError
 from results.files import read_json, store_error, write_atomic
 
@@ -23,41 +23,6 @@ PLAN_FILE = "plan.json"
 BODIES_FILE = "bodies.jsonl"
 # What the worker says of its run, beside the event files.
 RESULT_FILE = "load.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where requests go. `base_path` has no trailing slash and no `/v1` (paths bring their own)."""
-
-    scheme: Literal["http", "https"]
-    host: str
-    port: int
-    base_path: str = ""
-
-    @classmethod
-    def parse(cls, url: str) -> Self:
-        """Split a base URL such as `http://127.0.0.1:8000` or `https://[::1]/api/v1`. Raises UsageError."""
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise UsageError(f"{url!r} is not a URL: {error}.") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{url!r} is not the URL of a server. Give it as http://HOST:PORT or https://HOST:PORT.")
-        if parts.username is not None or parts.query or parts.fragment:
-            raise UsageError(
-                "The URL of a server holds a scheme, a host, a port and a path only. Keys go into an environment variable."
-            )
-        base = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-        secure = parts.scheme == "https"
-        return cls("https" if secure else "http", parts.hostname, port or (443 if secure else 80), base)
-
-    @property
-    def authority(self) -> str:
-        """The Host header: brackets around IPv6, the port where it is not the scheme's own."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        default = 443 if self.scheme == "https" else 80
-        return host if self.port == default else f"{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +76,7 @@ class LoadPlan:
     With `ignore_eos` an answer of fewer tokens than asked has outcome `short`; without it lengths are natural.
     """
 
-    target: Target
+    target: ServerURL
     mode: Mode
     requests: tuple[RequestPlan, ...]
     folder: str
@@ -155,7 +120,7 @@ class LoadPlan:
         raw = orjson.loads(data) if isinstance(data, bytes) else dict(data)
         mode = dict(raw.pop("mode"))
         return cls(
-            target=Target(**raw.pop("target")),
+            target=ServerURL(**raw.pop("target")),
             mode=_MODES[mode["mode"]](**mode),
             requests=tuple(RequestPlan(**request) for request in raw.pop("requests")),
             timeouts=RequestTimeouts(**raw.pop("timeouts")),
@@ -271,7 +236,7 @@ def build_plan(
             timeouts.connect_s, timeouts.first_token_s, timeouts.between_tokens_s, timeouts.total_s
         )
     return LoadPlan(
-        target=Target.parse(url),
+        target=ServerURL.parse(url),
         mode=mode_of(load),
         requests=tuple(requests),
         folder=str(folder),

@@ -6,8 +6,8 @@ import resource
 import socket
 import ssl
 
+from backends.http_probe import ServerURL
 from harness.load.connection import Address, Connection, Owner
-from harness.load.plan import Target
 from results.clock import NS_PER_S, now_ns
 from results.errors import EnvironmentProblemError
 
@@ -34,7 +34,7 @@ def raise_descriptor_limit(connections: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
 
-def resolve(target: Target) -> list[Address]:
+def resolve(target: ServerURL) -> list[Address]:
     """All addresses of the server's host, in the system's order. Raises EnvironmentProblemError."""
     try:
         found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
@@ -48,7 +48,7 @@ def resolve(target: Target) -> list[Address]:
 class Pool:
     """Idle connections of one server. The first address that answers is kept; proxies are never used."""
 
-    def __init__(self, owner: Owner, target: Target, size: int) -> None:
+    def __init__(self, owner: Owner, target: ServerURL, size: int) -> None:
         self._owner, self._target, self._size = owner, target, size
         self._addresses = resolve(target)
         self._tls = ssl.create_default_context() if target.scheme == "https" else None

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.http_probe import ServerURL
 from harness.load.http import MAX_HEAD_BYTES, ProtocolError, ResponseDecoder, request_head
-from harness.load.plan import BatchMode, LoadPlan, RequestPlan, Target
+from harness.load.plan import BatchMode, LoadPlan, RequestPlan
 
 PIECES = [b"data: one\n\n", b"x" * 5000, b"\r\n0\r\n\r\n", b"end"]
 BODY = b"".join(PIECES)
@@ -132,7 +133,7 @@ def test_what_is_not_http_is_said_so(answer: bytes, words: str) -> None:
 
 def test_the_request_head_names_the_request_and_asks_for_no_compression() -> None:
     plan = LoadPlan(
-        target=Target.parse("http://[::1]:81/api/v1/"), mode=BatchMode(1, 1), requests=(), folder="", stream=True
+        target=ServerURL.parse("http://[::1]:81/api/v1/"), mode=BatchMode(1, 1), requests=(), folder="", stream=True
     )
     text = request_head(plan, RequestPlan("r-1", 3, 4, 0, 17), "secret").decode()
     lines = text.split("\r\n")

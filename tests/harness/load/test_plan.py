@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.http_probe import ServerURL
 from harness.experiment import BatchLoad, ConcurrencyLoad, Timeouts
 from harness.load.plan import (
     BatchMode,
@@ -15,7 +16,6 @@ from harness.load.plan import (
     LoadPlan,
     PlannedBody,
     RequestTimeouts,
-    Target,
     anti_lock_lengths,
     build_plan,
 )
@@ -25,16 +25,16 @@ from results.errors import StoreError, UsageError
 @pytest.mark.parametrize(
     ("url", "target", "authority"),
     [
-        ("http://127.0.0.1:8000", Target("http", "127.0.0.1", 8000), "127.0.0.1:8000"),
-        ("http://host/", Target("http", "host", 80), "host"),
-        ("https://host/v1", Target("https", "host", 443), "host"),
-        ("https://host:444/api/v1/", Target("https", "host", 444, "/api"), "host:444"),
-        ("http://[::1]:80", Target("http", "::1", 80), "[::1]"),
+        ("http://127.0.0.1:8000", ServerURL("http", "127.0.0.1", 8000), "127.0.0.1:8000"),
+        ("http://host/", ServerURL("http", "host", 80), "host"),
+        ("https://host/v1", ServerURL("https", "host", 443), "host"),
+        ("https://host:444/api/v1/", ServerURL("https", "host", 444, "/api"), "host:444"),
+        ("http://[::1]:80", ServerURL("http", "::1", 80), "[::1]"),
     ],
 )
-def test_a_base_url_is_understood(url: str, target: Target, authority: str) -> None:
-    assert Target.parse(url) == target
-    assert Target.parse(url).authority == authority
+def test_a_base_url_is_understood(url: str, target: ServerURL, authority: str) -> None:
+    assert ServerURL.parse(url) == target
+    assert ServerURL.parse(url).authority == authority
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_base_url_is_understood(url: str, target: Target, authority: str) -> N
 )
 def test_what_is_no_base_url_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
-        Target.parse(url)
+        ServerURL.parse(url)
 
 
 def bodies(count: int) -> list[PlannedBody]:
