@@ -22,7 +22,7 @@ app.command()(sweep.sweep)
 app.command(context_settings=serve.CONTEXT_SETTINGS)(serve.serve)
 app.command()(report.report)
 app.command()(runs.runs)
-app.command()(backends.backends)
+app.add_typer(backends.app, name="backends")
 app.command()(kv.kv)
 app.add_typer(models.app, name="models")
 
