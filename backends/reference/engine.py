@@ -55,9 +55,11 @@ class Engine:
         plan = self.scheduler.schedule()
         tokens = self.runner.run(plan.items)
         sampled = time.monotonic_ns()
-        context = sum(item.end for item in plan.items)
+        self._record(plan, start, sampled)  # before the commit frees what it ends: the step held it all
         advanced = self.scheduler.commit(plan, tokens)
-        self._record(plan, start, sampled, context, advanced)
+        self._generated_tokens += len(advanced)
+        self._prompt_tokens += sum(r.num_prompt_tokens for r in advanced if r.num_output_tokens == 1)
+        self.num_steps += 1
         return [
             NewToken(
                 request.key,
@@ -84,24 +86,25 @@ class Engine:
             steps=self.num_steps,
         )
 
-    def _record(self, plan: StepPlan, start: int, end: int, context: int, advanced: list[Request]) -> None:
-        """Count the step, and write its composition to the truth log."""
+    def _record(self, plan: StepPlan, start: int, end: int) -> None:
+        """Write the step's composition, and the pool as it was at its end, to the truth log."""
         scheduler = self.scheduler
         decodes = [item for item in plan.items if item.is_decode]
+        computed = sum(item.count for item in plan.items)
         self.truth.step(
             self.num_steps,
             start,
             end,
-            sum(item.count for item in plan.items) - len(decodes),
+            computed - len(decodes),
             len(decodes),
             len(plan.items) - len(decodes),
             len(scheduler.running),
             len(scheduler.waiting),
             len(plan.preempted),
-            context,
+            sum(item.end for item in plan.items),
             scheduler.blocks.num_allocated,
             scheduler.blocks.num_blocks,
-            scheduler.tokens_held,
+            scheduler.tokens_held + computed,
         )
         if plan.preempted and scheduler.num_preemptions >= self._warn_at:
             self._warn_at = 2 * scheduler.num_preemptions
@@ -111,9 +114,6 @@ class Engine:
                 scheduler.num_preemptions,
                 scheduler.blocks.num_tokens,
             )
-        self.num_steps += 1
-        self._generated_tokens += len(advanced)
-        self._prompt_tokens += sum(r.num_prompt_tokens for r in advanced if r.num_output_tokens == 1)
 
 
 class EngineThread:

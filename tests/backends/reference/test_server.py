@@ -322,6 +322,9 @@ def test_truth_log_is_complete_and_joins_by_request_id(server: ServerProcess) ->
         assert step["blocks_total"] == MODEL_LEN // 16
         assert 0 <= step["tokens_held"] <= step["blocks_allocated"] * 16
         assert step["context_tokens"] >= step["prefill_tokens"] + step["decodes"]
+        # As the step left it, before what it ended is freed: the last step of a request still holds it.
+        assert step["tokens_held"] >= step["context_tokens"]
+        assert step["running"] >= step["decodes"] + step["prefills"]
     assert sorted(steps) == list(range(len(steps)))
     assert pa.ipc.open_stream(truth_dir(server) / "truth.arrows").schema.equals(TRUTH_TOKENS, check_metadata=True)
     assert pa.ipc.open_stream(truth_dir(server) / "steps.arrows").schema.equals(TRUTH_STEPS, check_metadata=True)
