@@ -98,9 +98,6 @@ class LiveObserver(_Counting):
         super().__init__(console)
         self._live = Live(console=console, refresh_per_second=5, transient=True)
 
-    def run_started(self, total: int, already_done: int) -> None:
-        super().run_started(total, already_done)
-
     def session_starting(self, engine: str, block: int, log: str) -> None:
         self._live.start()
         self._show(f"starting {engine} (log {log})")
@@ -122,28 +119,21 @@ class LiveObserver(_Counting):
         self._show(f"{describe(cell)} · warming up")
 
     def cell_progress(self, cell: Cell, progress: CellProgress) -> None:
-        rate = progress.tokens / progress.elapsed_s if progress.elapsed_s > 0 else 0.0
-        parts = [
-            describe(cell),
-            f"{progress.done}/{progress.total} requests",
-            f"{rate:,.0f} tok/s",
-            f"{progress.in_flight} in flight",
-        ]
+        parts = [describe(cell), f"{progress.done}/{progress.total} requests", f"{progress.in_flight} in flight"]
         if progress.failed:
             parts.append(f"{progress.failed} failed")
+        # Tokens are counted when their request has ended: before that there is no rate to show.
+        if progress.tokens and progress.elapsed_s > 0:
+            parts.append(f"{progress.tokens / progress.elapsed_s:,.0f} tok/s")
         usage = progress.server.get("kv_usage")
         if usage is not None:
             parts.append(f"KV {usage:.0%}")
         self._show(" · ".join(parts))
 
     def _show(self, what: str) -> None:
-        line = Text(
-            f"cell {min(self._done + 1, self._total)}/{self._total} · {what} · {self.eta()}",
-            style="cyan",
-            overflow="ellipsis",
-        )
-        line.no_wrap = True
-        self._live.update(line)
+        # Where we are and how long it takes come first: a narrow terminal cuts the end.
+        where = f"cell {min(self._done + 1, self._total)}/{self._total} · {self.eta()}"
+        self._live.update(Text(f"{where} · {what}", style="cyan", overflow="ellipsis", no_wrap=True))
 
     def _print(self, text: str, style: str = "") -> None:
         self._live.console.print(Text(text, style=style), soft_wrap=True)
