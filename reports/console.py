@@ -42,6 +42,8 @@ def print_report(data: ReportData, console: Console, report: Path | None = None)
                 console.print(Text(topic, style="cyan"), width=width)
             style = "yellow" if sentence.caution else ""
             console.print(Padding(Text(plain(sentence.text), style=style), (0, 0, 0, 2), expand=False), width=width)
+            for line in sentence.detail:
+                console.print(Padding(Text(plain(line), style="dim"), (0, 0, 0, 4), expand=False), width=width)
     if data.lines:
         console.print()
         console.print(cell_table(data), width=width)

@@ -20,7 +20,7 @@ def render_markdown(data: ReportData) -> str:
         if sentence.topic != topic:
             topic = sentence.topic
             parts += ["", f"**{topic}**", ""]
-        parts.append(f"- {escape(sentence.text)}")
+        parts += [f"- {escape(sentence.text)}", *(f"  - {escape(line)}" for line in sentence.detail)]
     if data.lines:
         parts += ["", *_table(data)]
         if data.blocks > 1:

@@ -9,6 +9,7 @@ from typing import Any
 from reports.figures import build_figures
 from reports.pictures import pictures
 from reports.tables import COLUMNS, memory_rows, table_rows
+from results.report_audit import asked_sentence, audit_lines, kind_lines, kv_sentence
 from results.report_data import ReportData
 
 Context = dict[str, Any]
@@ -47,6 +48,19 @@ def _cells(data: ReportData) -> Context:
     return {"columns": COLUMNS, "rows": table_rows(data), "blocks": data.blocks}
 
 
+def _alike(data: ReportData) -> Context:
+    audit = data.audit
+    if audit is None:
+        return {}
+    return {
+        "audit": audit,
+        "kinds": kind_lines(audit),
+        "lines": audit_lines(audit),
+        "kv": kv_sentence(audit),
+        "asked": asked_sentence(audit),
+    }
+
+
 def _environment(data: ReportData) -> Context:
     groups: dict[str, list[Any]] = {}
     for fact in data.environment:
@@ -60,6 +74,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("memory", "Memory", lambda d: bool(d.memory), _memory),
     Section("cells", "Cells", lambda d: bool(d.cells), _cells),
     Section("reasons", "Reasons", lambda d: bool(d.reasons), _nothing),
+    Section("alike", "Are these engines set alike?", lambda d: d.audit is not None, _alike),
     Section("settings", "Engines and their settings", lambda d: bool(d.engines), _nothing),
     Section("environment", "Environment", lambda d: bool(d.environment), _environment),
     Section("reproduction", "Do it again", lambda d: True, _nothing),

@@ -26,12 +26,16 @@ _GAPS = {
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One statement, filed under a topic. `caution` marks what limits the others; `code` is the reason it tells of."""
+    """One statement, filed under a topic. `caution` marks what limits the others; `code` is the reason it tells of.
+
+    `detail` holds what stands under it where there is no section of its own for it (terminal, Markdown).
+    """
 
     topic: str
     text: str
     caution: bool = False
     code: str = ""
+    detail: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class AnswerFacts:
     memory: Sequence[MemoryRow]
     planned: int
     blocks: int
+    alike: Sentence | None = None
 
 
 def answer(facts: AnswerFacts) -> list[Sentence]:
@@ -247,6 +252,8 @@ def _engines(facts: AnswerFacts) -> list[Sentence]:
             f"{BLOCKS_FOR_A_VERDICT} blocks (--blocks {BLOCKS_FOR_A_VERDICT})."
         )
         found.append(Sentence("Engines", text, caution=True))
+    if facts.alike:
+        found.append(facts.alike)
     return found
 
 

@@ -14,6 +14,7 @@ from results.report_format import size
 SOURCE_WORDS = {
     "endpoint": "read from the server",
     "log": "read from its log",
+    "fixed": "fixed: the engine knows no other",
     "asked": "only asked for, not read back",
 }
 

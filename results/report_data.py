@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from results.audit import Audit, audit_run
 from results.files import read_json
 from results.report_answer import AnswerFacts, Sentence, answer
+from results.report_audit import audit_sentence
 from results.report_background import (
     Definition,
     EngineInfo,
@@ -63,6 +65,7 @@ class ReportData:
     environment: list[Fact]
     reproduction: Reproduction
     definitions: list[Definition] = field(default_factory=list)
+    audit: Audit | None = None
 
     @property
     def points(self) -> list[Point]:
@@ -95,6 +98,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
     engines = engine_infos(order, list(found.get("engines", [])), sessions)
     facts = environment(manifest)
     memory = _memory(lines)
+    audit = audit_run(experiment, sessions, cells)
     words = answer(
         AnswerFacts(
             model=model,
@@ -106,6 +110,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
             memory=memory,
             planned=_planned(experiment),
             blocks=blocks,
+            alike=audit_sentence(audit) if audit else None,
         )
     )
     return ReportData(
@@ -127,6 +132,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
         environment=facts,
         reproduction=reproduction(manifest, sessions, order, store.experiment_text),
         definitions=definitions(),
+        audit=audit,
     )
 
 

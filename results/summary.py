@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from results.audit import audit_run
 from results.cell_summary import finite, session_steps, summarise_cell, unreadable
 from results.errors import StoreError
 from results.files import read_json
@@ -26,11 +27,15 @@ def build_summary(store: RunStore) -> dict[str, Any]:
         steps, faults = session_steps(store, session_id)
         for record in (r for r in records if r.session == session_id):
             cells[record.id] = _cell(store, record, session, steps, faults)
+    listed = [*(cells[r.id] for r in records), *damaged]
+    audit = audit_run(store.experiment, sessions.values(), listed)
     return {
         "schema": SUMMARY_SCHEMA,
         "run": store.name,
         "engines": _engines(store, list(sessions.values())),
-        "cells": [*(cells[r.id] for r in records), *damaged],
+        "cells": listed,
+        # Null for a single engine: there is nothing to be unlike.
+        "audit": finite(audit.to_dict()) if audit else None,
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -131,14 +133,91 @@ def grid(
     ]
 
 
-def make_run(folder: Path, cells: Sequence[Cell], model: str = "smollm2-135m", planned: int | None = None) -> RunStore:
-    """A run folder holding `cells` in its summary, and a session for each engine and block."""
+@dataclass(frozen=True)
+class Setup:
+    """How an engine of a made-up run was asked to be set, and what it told: a value, or (value, source)."""
+
+    told: Mapping[str, Any]
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=lambda: {"torch": "2.13.0"})
+    url: str | None = None
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        pairs = {k: v if isinstance(v, tuple) else (v, "endpoint") for k, v in self.told.items()}
+        return {name: {"value": value, "source": source} for name, (value, source) in pairs.items()}
+
+
+VLLM_LIKE = Setup(
+    {
+        "dtype": ("bfloat16", "log"),
+        "kv_dtype": "auto",
+        "quantisation": ("none", "log"),
+        "max_model_len": 8192,
+        "max_num_seqs": (256, "log"),
+        "max_num_batched_tokens": (2048, "log"),
+        "block_size": 128,
+        "kv_cache_tokens": 93_184,
+        "prefix_caching": True,
+        "chunked_prefill": (True, "log"),
+        "cuda_graphs": (False, "asked"),
+        "scheduler_policy": ("fcfs", "log"),
+        "speculative_decoding": (False, "log"),
+        "tensor_parallel": (1, "log"),
+        "threads": (2, "asked"),
+        "device": ("cpu", "log"),
+    },
+    asked={"threads": 2},
+    options=("--enforce-eager",),
+    versions={"vllm": "0.32.0", "torch": "2.13.0+cpu"},
+)
+REFERENCE_LIKE = Setup(
+    {
+        "dtype": "bfloat16",
+        "kv_dtype": "bfloat16",
+        "quantisation": ("none", "fixed"),
+        "max_model_len": 8192,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "block_size": 16,
+        "kv_cache_tokens": 46_592,
+        "kv_bytes_per_token": PER_TOKEN,
+        "prefix_caching": False,
+        "chunked_prefill": True,
+        "cuda_graphs": (False, "fixed"),
+        "scheduler": "fcfs",
+        "sampling_source": ("request", "fixed"),
+        "speculative_decoding": (False, "fixed"),
+        "tensor_parallel": (1, "fixed"),
+        "threads": 2,
+        "device": "cpu",
+    },
+    versions={"reference": "0.1.0", "torch": "2.13.0+cpu", "python": "3.11.7"},
+)
+
+
+def make_run(
+    folder: Path,
+    cells: Sequence[Cell],
+    model: str = "smollm2-135m",
+    planned: int | None = None,
+    setups: Mapping[str, Setup] = MappingProxyType({}),
+) -> RunStore:
+    """A run folder holding `cells` in its summary, and a session for each engine and block; `setups` by engine label."""
     engines = list(dict.fromkeys(c["engine"] for c in cells)) or ["reference"]
     loads = [{"mode": "batch", "batch": i + 1, "waves": 3} for i in range(len(cells) if planned is None else planned)]
     experiment = {
         "schema_version": 1,
         "model": model,
-        "engines": [{"label": e, "backend": "reference"} for e in engines],
+        "engines": [
+            {
+                "label": e,
+                "backend": "reference",
+                "options": list(setups[e].options) if e in setups else [],
+                "url": setups[e].url if e in setups else None,
+            }
+            for e in engines
+        ],
         "workloads": [{"type": "random"}],
         # Planned cells are the product of the four lists; here it is all put into the loads.
         "loads": loads[: len(loads) // len(engines)],
@@ -161,7 +240,7 @@ def make_run(folder: Path, cells: Sequence[Cell], model: str = "smollm2-135m", p
         for engine in engines:
             for block in sorted({c.get("block", 0) for c in cells} or {0}):
                 session_id, _ = writer.new_session(engine, block)
-                writer.write_session(_session(session_id, engine, block, model))
+                writer.write_session(_session(session_id, engine, block, model, setups.get(engine, _PLAIN)))
         writer.write_summary(
             {
                 "schema": 1,
@@ -173,7 +252,13 @@ def make_run(folder: Path, cells: Sequence[Cell], model: str = "smollm2-135m", p
     return RunStore.open(folder)
 
 
-def _session(session_id: str, engine: str, block: int, model: str) -> SessionRecord:
+_PLAIN = Setup(
+    {"block_size": 16, "dtype": "bfloat16", "kv_cache_bytes": (2**30, "log")},
+    asked={"block_size": 16, "dtype": "float32"},
+)
+
+
+def _session(session_id: str, engine: str, block: int, model: str, setup: Setup) -> SessionRecord:
     second = 1_000_000_000
     return SessionRecord(
         id=session_id,
@@ -184,13 +269,9 @@ def _session(session_id: str, engine: str, block: int, model: str) -> SessionRec
         url="http://127.0.0.1:8000",
         argv=["python", "-m", "backends.reference", "/models/x", "--served-model-name", model],
         env={"OMP_NUM_THREADS": "2", "NOTE": "two words"},
-        asked={"block_size": 16, "dtype": "float32"},
-        settings={
-            "block_size": {"value": 16, "source": "endpoint"},
-            "dtype": {"value": "bfloat16", "source": "endpoint"},
-            "kv_cache_bytes": {"value": 2**30, "source": "log"},
-        },
-        versions={"torch": "2.13.0"},
+        asked=dict(setup.asked),
+        settings=setup.settings(),
+        versions=dict(setup.versions),
         timeline={"launched": 5 * second, "ready": 7 * second, "first_cell": 8 * second},
         ended=60 * second,
         exit_code=0,

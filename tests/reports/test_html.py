@@ -72,7 +72,7 @@ def hostile(tmp_path: Path) -> Page:
 
 
 def test_all_sections_stand_in_order(tmp_path: Path) -> None:
-    page = page_of(tmp_path, grid())
+    page = page_of(tmp_path, grid(("a", "b")))
     sections = [a.get("id") for tag, a in page.elements if tag == "section"]
     assert sections == [s.id for s in SECTIONS]
     assert len(page.ids()) == len(set(page.ids()))
