@@ -117,11 +117,15 @@ class LaunchContext:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """How the server is started: argv, the environment added to ours, and files to write beforehand (path -> text)."""
+    """How the server is started: argv, the environment added to ours, and files to write beforehand (path -> text).
+
+    `notes` say in words where this differs from what was asked, or what the adapter chose by itself.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[Path, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,10 @@ class Backend(ABC):
 
     def versions(self, documents: Mapping[str, Any], log: str) -> dict[str, str]:
         """Versions of what runs, by name; part of the fingerprint."""
+        return {}
+
+    def startup_phases(self, log: str, now_wall_ns: int) -> dict[str, int]:
+        """When the phases of a start were done, as far as the log tells: name -> wall-clock ns."""
         return {}
 
     def api_key_env(self) -> str | None:

@@ -20,10 +20,25 @@ VLLM_METRICS = (
     MetricRule("prefix_queries_total", ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")),
     MetricRule("prefix_hits_total", ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")),
 )
+# The same quantities, and those that only vLLM itself counts.
+VLLM_ENGINE_METRICS = (
+    *VLLM_METRICS,
+    MetricRule("steps_total", ("vllm:iteration_tokens_total_count",)),
+    MetricRule("step_tokens_total", ("vllm:iteration_tokens_total_sum",)),
+    MetricRule("queue_seconds_total", ("vllm:request_queue_time_seconds_sum",)),
+    MetricRule("requests_finished_total", ("vllm:request_success_total",)),
+)
+
+_LABELS = (
+    ("block_size", "block_size"),
+    ("kv_cache_tokens", "kv_cache_size_tokens"),
+    ("kv_cache_bytes", "kv_cache_memory_bytes"),
+)
 
 
 def cache_settings(samples: Iterable[Sample]) -> dict[str, int | bool]:
-    """Neutral KV-cache settings from the info gauge: block_size, kv_cache_tokens, prefix_caching, where it tells them.
+    """Neutral KV-cache settings from the info gauge: block_size, kv_cache_tokens, kv_cache_bytes (asked ones, a device),
+    prefix_caching, where it tells them.
 
     Tokens come from the gauge's own label alone: blocks x block size is wrong for hybrid models.
     """
@@ -31,9 +46,11 @@ def cache_settings(samples: Iterable[Sample]) -> dict[str, int | bool]:
     for name, labels, _ in samples:
         if name != CACHE_CONFIG:
             continue
-        for neutral, label in (("block_size", "block_size"), ("kv_cache_tokens", "kv_cache_size_tokens")):
+        for neutral, label in _LABELS:
             if (text := labels.get(label, "")).isdigit():
                 settings[neutral] = int(text)
+        if labels.get("num_gpu_blocks_override", "None") != "None":
+            settings.pop("kv_cache_bytes", None)  # The number of blocks was forced: the asked bytes were not used.
         if (text := labels.get("enable_prefix_caching", "")) in ("True", "False"):
             settings["prefix_caching"] = text == "True"
     return settings

@@ -1,0 +1,81 @@
+"""What vLLM's endpoints tell of its settings: /metrics, /v1/models, /version, and /server_info where it is open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backends.prometheus import parse_prometheus
+from backends.vllm_log import plain
+from backends.vllm_metrics import CACHE_CONFIG, cache_settings
+
+MODELS_PATH, METRICS_PATH, VERSION_PATH = "/v1/models", "/metrics", "/version"
+# Only with VLLM_SERVER_DEV_MODE=1, which this adapter sets for servers that listen on the loopback alone.
+INFO_PATH = "/server_info?config_format=json"
+PATHS = (MODELS_PATH, METRICS_PATH, VERSION_PATH, INFO_PATH)
+
+# Neutral name -> section and key of the engine's configuration.
+_CONFIG = {
+    "dtype": ("model_config", "dtype"),
+    "max_model_len": ("model_config", "max_model_len"),
+    "quantisation": ("model_config", "quantization"),
+    "seed": ("model_config", "seed"),
+    "sampling_defaults": ("model_config", "generation_config"),
+    "kv_dtype": ("cache_config", "cache_dtype"),
+    "block_size": ("cache_config", "block_size"),
+    "kv_cache_tokens": ("cache_config", "kv_cache_size_tokens"),
+    "kv_cache_bytes": ("cache_config", "kv_cache_memory_bytes"),
+    "prefix_caching": ("cache_config", "enable_prefix_caching"),
+    "max_num_seqs": ("scheduler_config", "max_num_seqs"),
+    "max_num_batched_tokens": ("scheduler_config", "max_num_batched_tokens"),
+    "chunked_prefill": ("scheduler_config", "enable_chunked_prefill"),
+    "scheduler_policy": ("scheduler_config", "policy"),
+    "async_scheduling": ("scheduler_config", "async_scheduling"),
+    "tensor_parallel": ("parallel_config", "tensor_parallel_size"),
+    "load_format": ("load_config", "load_format"),
+    "attention_backend": ("attention_config", "backend"),
+}
+# Null means "none is used" for these; for the others it means that the engine does not tell.
+_NONE_IS_A_VALUE = frozenset({"quantisation"})
+
+
+def settings_from(documents: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under neutral names, as far as the endpoints tell them. The metrics page wins: it is the running engine's."""
+    told = _from_info(documents.get(INFO_PATH))
+    models = documents.get(MODELS_PATH)
+    entries = models.get("data") if isinstance(models, dict) else None
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and isinstance(entry.get("max_model_len"), int):
+            told["max_model_len"] = entry["max_model_len"]
+    if isinstance(page := documents.get(METRICS_PATH), str):
+        told |= cache_settings(parse_prometheus(page, {CACHE_CONFIG}))
+    return told
+
+
+def version_from(documents: Mapping[str, Any]) -> str | None:
+    document = documents.get(VERSION_PATH)
+    version = document.get("version") if isinstance(document, dict) else None
+    return version if isinstance(version, str) else None
+
+
+def _from_info(document: Any) -> dict[str, Any]:
+    config = document.get("vllm_config") if isinstance(document, dict) else None
+    if not isinstance(config, dict):
+        return {}
+    told: dict[str, Any] = {}
+    for name, (section, key) in _CONFIG.items():
+        part = config.get(section)
+        if not isinstance(part, dict) or key not in part:
+            continue
+        value = part[key]
+        if value is not None or name in _NONE_IS_A_VALUE:
+            told[name] = plain(value) if isinstance(value, str) else value
+    if (config.get("cache_config") or {}).get("num_gpu_blocks_override") is not None:
+        told.pop("kv_cache_bytes", None)  # The number of blocks was forced: the asked bytes were not used.
+    if "speculative_config" in config:
+        told["speculative"] = config["speculative_config"] is not None
+    compilation = config.get("compilation_config")
+    if isinstance(compilation, dict) and "cudagraph_mode" in compilation:
+        told["cuda_graphs"] = compilation["cudagraph_mode"] not in (0, None, "NONE")
+        told["graph_sizes"] = compilation.get("cudagraph_capture_sizes") or []
+    return told
