@@ -57,14 +57,17 @@ def open_server(
     folder: Path,
     timeouts: Timeouts | None = None,
     on_tick: Callable[[float], None] | None = None,
+    *,
+    backend: Backend | None = None,
 ) -> Iterator[OpenServer]:
     """Launch the engine's server into `folder` (log and files), or attach where it has a url; stopped on leaving.
 
+    `backend` is an adapter that is not registered (yet), in place of the one that the engine names.
     Raises what launching raises: UsageError for settings that cannot be honoured, EngineError for a server that does not
     start or does not answer.
     """
     timeouts = timeouts or Timeouts()
-    backend = get_backend(engine.backend)
+    backend = backend or get_backend(engine.backend)
     folder.mkdir(parents=True, exist_ok=True)
     if engine.url is not None:
         backend.check_attached(engine.url, timeouts.connect_s)

@@ -115,6 +115,8 @@ def _long(bench: Bench) -> int:
 def settings(bench: Bench) -> str:
     """What the engine runs with is read back, says where from, and is what was asked."""
     found = bench.server.settings
+    if not found and not bench.launched:
+        raise NotClaimedError("this server tells nothing of how it is set")
     require(bool(found), "no setting is known")
     sources = {source: sorted(n for n, r in found.items() if r.source is source) for source in Source}
     read = sources[Source.ENDPOINT] + sources[Source.LOG]

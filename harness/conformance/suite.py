@@ -37,6 +37,9 @@ CHECKS: tuple[Check, ...] = (
     Check("truth_log", "the truth log names each token", lifecycle.truth_log),
 )
 
+# These end the server themselves.
+_ENDS = frozenset({"clean_stop", "truth_log"})
+_DEATH_S = 0.5
 SECRET_VARIABLE = "DYNO_CHECK_API_KEY"
 _SECRET = "sk-conformance-0123456789abcdef"
 # Short enough that a prompt which is too long is quickly made, long enough for the checks' own.
@@ -60,23 +63,33 @@ def run_suite(
 ) -> list[Result]:
     """All checks in order. Once our server has died by itself, the rest is not run (but its end is still checked)."""
     results: list[Result] = []
-    ends = {"clean_stop", "truth_log"}
     dead: str | None = None
     for check in checks:
-        if dead is not None and check.id not in ends:
+        if dead is not None and check.id not in _ENDS:
             result = Result(check.id, check.words, Outcome.NOT_RUN, dead, 0.0)
         else:
             result = run_check(check, bench)
-        if dead is None and check.id not in ends:
-            try:
-                bench.server.check_alive()
-            except EngineError as error:
-                dead = f"the server died during the check {check.id!r}"
-                result = Result(check.id, check.words, Outcome.FAIL, bench.hide(str(error)), result.seconds)
+        if dead is None and check.id not in _ENDS and (error := _death(bench, result)) is not None:
+            dead = f"the server died during the check {check.id!r}"
+            result = Result(check.id, check.words, Outcome.FAIL, bench.hide(str(error)), result.seconds)
         results.append(result)
         if on_result is not None:
             on_result(result)
     return results
+
+
+def _death(bench: Bench, result: Result) -> EngineError | None:
+    """How our server ended by itself, if it did. After a failure its end may be a moment away."""
+    deadline = time.monotonic() + (_DEATH_S if result.outcome is Outcome.FAIL else 0.0)
+    while bench.server.process is not None:
+        try:
+            bench.server.check_alive()
+        except EngineError as error:
+            return error
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(0.02)
+    return None
 
 
 def check_backend(

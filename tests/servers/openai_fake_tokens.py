@@ -43,6 +43,11 @@ class TokenSchedule:
             return json_answer({"error": {"message": f"no such path: {request.path}", "code": 404}}, 404)
         if not isinstance(request.json, dict) or request.method != "POST":
             return json_answer({"error": {"message": "a JSON object is to be posted", "code": 400}}, 400)
+        prompt = request.json.get("prompt")
+        length = len(prompt) if isinstance(prompt, list) else 0
+        if length + int(request.json.get("max_tokens") or 1) > self.max_model_len:
+            message = f"{length} tokens and what is to follow are more than {self.max_model_len}"
+            return json_answer({"error": {"message": message, "code": 400}}, 400)
         return None
 
     def _metrics(self) -> str:
@@ -75,7 +80,9 @@ class TokenSchedule:
                 await self._until(start + (count - 1) * self.interval_s)
                 self.generated += count
                 text = " t" * count
-                shape = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+                shape: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+                if body.get("return_token_ids"):
+                    shape["token_ids"] = list(range(count))
                 answer = {
                     "choices": [{"index": 0, **shape, "finish_reason": reason}],
                     "usage": self._usage(prompt_tokens, count),
