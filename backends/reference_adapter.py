@@ -35,6 +35,8 @@ _FLAGS = {
     "seed": "--seed",
     "load_format": "--load-format",
 }
+# What it always does and nobody can set: it decodes token by token, and what a request leaves open is plain sampling.
+_ALWAYS = {"speculative_decoding": False, "sampling_source": "request"}
 # What the server tells of itself beside settings.
 _OTHER_KEYS = frozenset({"versions", "model"})
 
@@ -59,6 +61,7 @@ class ReferenceBackend(Backend):
         "chunked_prefill": True,
         "cuda_graphs": False,
         "tensor_parallel": 1,
+        "quantisation": "none",
     }
     metrics: ClassVar[tuple[MetricRule, ...]] = (
         *(rule for rule in VLLM_METRICS if not rule.neutral.startswith("prefix_")),
@@ -108,7 +111,7 @@ class ReferenceBackend(Backend):
         return (SETTINGS_PATH,)
 
     def resolved_settings(self, asked: EngineSettings, documents: Mapping[str, Any], log: str) -> dict[str, Resolved]:
-        resolved = {name: Resolved(value, Source.FIXED) for name, value in self.fixed.items()}
+        resolved = {name: Resolved(value, Source.FIXED) for name, value in {**self.fixed, **_ALWAYS}.items()}
         resolved |= {name: Resolved(value, Source.ASKED) for name, value in asked.asked().items() if name in _FLAGS}
         document = documents.get(SETTINGS_PATH)
         if isinstance(document, dict):
