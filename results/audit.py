@@ -268,7 +268,8 @@ def _verdict(rows: Sequence[AuditResult], engines: int) -> str:
     if differ[YES] and differ[UNSURE]:
         rest.append(f"{_names(differ[UNSURE], True)} may bear on them too.")
     if differ[NO]:
-        rest.append(f"{plural(len(differ[NO]), 'further difference')} cannot have changed these cells.")
+        n = len(differ[NO])
+        rest.append(f"{plural(n, 'further difference')} {'is' if n == 1 else 'are'} not in play in these cells.")
     if open_rows and (differ[YES] or differ[UNSURE]):
         rest.append(f"Not told by every engine: {_names(open_rows)}.")
     return " ".join([first, *rest])

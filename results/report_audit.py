@@ -25,8 +25,8 @@ _STANDINGS = {
     (DIFFERS, "unknown"): ("may", "differs", "may bear on them"),
     (NOT_TOLD, YES): ("open", "not told", "would bear on them"),
     (NOT_TOLD, "unknown"): ("open", "not told", "could bear on them"),
-    (DIFFERS, NO): ("idle", "differs", "cannot bear on them"),
-    (NOT_TOLD, NO): ("idle", "not told", "cannot bear on them"),
+    (DIFFERS, NO): ("idle", "differs", "not in play here"),
+    (NOT_TOLD, NO): ("idle", "not told", "not in play here"),
 }
 _SAME = ("same", "same", "")
 
@@ -91,6 +91,8 @@ def kv_sentence(audit: Audit) -> str:
     tokens, size_ = audit.equal_kv["tokens"], audit.equal_kv["bytes"]
     if tokens is None and size_ is None:
         return ""
+    if tokens is size_ is False:
+        return "The KV caches are equal neither in tokens nor in bytes."
     if tokens == size_:
         return f"The KV caches are {words[tokens]} in tokens and in bytes."
     return f"The KV caches are {words[tokens]} in tokens, and {words[size_]} in bytes."

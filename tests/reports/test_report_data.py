@@ -232,7 +232,9 @@ def test_a_run_of_known_schedule_is_reported_as_scheduled(tmp_path: Path) -> Non
     assert first.values["tpot_ms_p50"].mean == pytest.approx(10.5)
     assert first.values["ttft_ms_p50"].mean == pytest.approx(12.8)
     assert last.values["tpot_ms_p50"].mean is not None
-    assert last.values["batch_realised"].mean == pytest.approx((12.8 * (1 + 2 + 3 + 4) + 15 * 12 * 4) / (4 * 12.8 + 15 * 12))
+    assert last.values["batch_realised"].mean == pytest.approx(
+        (12.8 * (1 + 2 + 3 + 4) + 15 * 12 * 4) / (4 * 12.8 + 15 * 12)
+    )
     assert first.values["prefill_tokens_per_s"].mean == pytest.approx(10_000)
     assert data.verdicts == {"VALID": 2}
     assert {d.id for d in data.definitions} >= {"ttft_ms", "output_tokens_per_s"}
