@@ -48,23 +48,23 @@ def _list(as_json: bool) -> None:
 
     rows: list[dict[str, Any]] = []
     for name in backend_names():
-        backend = get_backend(name)
-        command, missing = None, None
-        if backend.capabilities.launches:
-            try:
-                command = list(backend.command(None))
-            except DynoError as error:  # not installed here: it is listed all the same
-                missing = str(error)
-        rows.append(
-            {
-                "name": backend.name,
-                "words": backend.words,
-                "launches": backend.capabilities.launches,
-                "command": command,
-                "missing": missing,
-                "settings": sorted(backend.settings),
-            }
-        )
+        row: dict[str, Any] = {
+            "name": name,
+            "words": "",
+            "launches": None,
+            "command": None,
+            "missing": None,
+            "settings": [],
+        }
+        rows.append(row)
+        try:
+            backend = get_backend(name)
+            row |= {"words": backend.words, "launches": backend.capabilities.launches}
+            row["settings"] = sorted(backend.settings)
+            if backend.capabilities.launches:
+                row["command"] = list(backend.command(None))
+        except DynoError as error:  # not installed here, or cannot be loaded: it is listed all the same
+            row["missing"] = str(error)
     if as_json:
         typer.echo(to_json(rows).decode(), nl=False)
         return
@@ -75,8 +75,10 @@ def _list(as_json: bool) -> None:
             console.print(f"  started with: {shlex.join(row['command'])}", markup=False)
         if row["missing"]:
             console.print(f"  not at hand: {row['missing']}", markup=False)
-        settings = ", ".join(row["settings"]) or "none: it is measured as it is"
-        console.print(f"  settings: {settings}\n", markup=False)
+        if row["launches"] is not None:
+            settings = ", ".join(row["settings"]) or "none: it is measured as it is"
+            console.print(f"  settings: {settings}", markup=False)
+        console.print()
 
 
 @app.command("check")
