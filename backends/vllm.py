@@ -100,7 +100,8 @@ class VLLMBackend(Backend):
             kv is not None
             and kv.value == "auto"
             and dtype is not None
-            and (quantised is None or quantised.value is None)
+            and quantised is not None
+            and quantised.value == "none"
         ):
             resolved["kv_dtype"] = Resolved(
                 dtype.value, kv.source
@@ -108,8 +109,10 @@ class VLLMBackend(Backend):
         return resolved
 
     def versions(self, documents: Mapping[str, Any], log: str) -> dict[str, str]:
-        version = vllm_info.version_from(documents) or vllm_log.version_of(log)
-        return {} if version is None else {"vllm": version}
+        found = vllm_info.versions_from(documents)
+        if "vllm" not in found and (version := vllm_log.version_of(log)) is not None:
+            found["vllm"] = version
+        return found
 
     def startup_phases(self, log: str, now_wall_ns: int) -> dict[str, int]:
         return vllm_log.startup_phases(log, now_wall_ns)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.prometheus import parse_prometheus
-from backends.vllm_log import plain
+from backends.vllm_log import plain, sampling_source
 from backends.vllm_metrics import CACHE_CONFIG, cache_settings
 
 MODELS_PATH, METRICS_PATH, VERSION_PATH = "/v1/models", "/metrics", "/version"
@@ -20,7 +20,6 @@ _CONFIG = {
     "max_model_len": ("model_config", "max_model_len"),
     "quantisation": ("model_config", "quantization"),
     "seed": ("model_config", "seed"),
-    "sampling_defaults": ("model_config", "generation_config"),
     "kv_dtype": ("cache_config", "cache_dtype"),
     "block_size": ("cache_config", "block_size"),
     "kv_cache_tokens": ("cache_config", "kv_cache_size_tokens"),
@@ -31,12 +30,12 @@ _CONFIG = {
     "chunked_prefill": ("scheduler_config", "enable_chunked_prefill"),
     "scheduler_policy": ("scheduler_config", "policy"),
     "async_scheduling": ("scheduler_config", "async_scheduling"),
+    "stream_interval": ("scheduler_config", "stream_interval"),
     "tensor_parallel": ("parallel_config", "tensor_parallel_size"),
     "load_format": ("load_config", "load_format"),
     "attention_backend": ("attention_config", "backend"),
+    "device": ("device_config", "device"),
 }
-# Null means "none is used" for these; for the others it means that the engine does not tell.
-_NONE_IS_A_VALUE = frozenset({"quantisation"})
 
 
 def settings_from(documents: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,10 +51,15 @@ def settings_from(documents: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
-def version_from(documents: Mapping[str, Any]) -> str | None:
-    document = documents.get(VERSION_PATH)
-    version = document.get("version") if isinstance(document, dict) else None
-    return version if isinstance(version, str) else None
+def versions_from(documents: Mapping[str, Any]) -> dict[str, str]:
+    """Versions of the engine and of torch, where they are told."""
+    document, info = documents.get(VERSION_PATH), documents.get(INFO_PATH)
+    system = info.get("system_env") if isinstance(info, dict) else None
+    told = {
+        "vllm": document.get("version") if isinstance(document, dict) else None,
+        "torch": system.get("torch_version") if isinstance(system, dict) else None,
+    }
+    return {name: version for name, version in told.items() if isinstance(version, str)}
 
 
 def _from_info(document: Any) -> dict[str, Any]:
@@ -67,15 +71,19 @@ def _from_info(document: Any) -> dict[str, Any]:
         part = config.get(section)
         if not isinstance(part, dict) or key not in part:
             continue
-        value = part[key]
-        if value is not None or name in _NONE_IS_A_VALUE:
+        if (value := part[key]) is not None:
             told[name] = plain(value) if isinstance(value, str) else value
+        elif name == "quantisation":
+            told[name] = "none"
     if (config.get("cache_config") or {}).get("num_gpu_blocks_override") is not None:
         told.pop("kv_cache_bytes", None)  # The number of blocks was forced: the asked bytes were not used.
     if "speculative_config" in config:
-        told["speculative"] = config["speculative_config"] is not None
+        told["speculative_decoding"] = config["speculative_config"] is not None
+    model = config.get("model_config")
+    if isinstance(model, dict) and "generation_config" in model:
+        told["sampling_source"] = sampling_source(model["generation_config"])
     compilation = config.get("compilation_config")
     if isinstance(compilation, dict) and "cudagraph_mode" in compilation:
         told["cuda_graphs"] = compilation["cudagraph_mode"] not in (0, None, "NONE")
-        told["graph_sizes"] = compilation.get("cudagraph_capture_sizes") or []
+        told["cuda_graph_sizes"] = compilation.get("cudagraph_capture_sizes") or []
     return told

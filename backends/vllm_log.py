@@ -30,7 +30,6 @@ _DUMPED = {
     "seed": "seed",
     "prefix_caching": "enable_prefix_caching",
     "chunked_prefill": "enable_chunked_prefill",
-    "speculative": "speculative_config",
     "device": "device_config",
 }
 # Neutral name -> what the engine says somewhere in passing; the last one in the log counts.
@@ -75,7 +74,7 @@ def settings_of(log: str) -> dict[str, Any]:
     args = _arguments(log)
     told |= {name: args[name] for name in ("max_num_seqs", "max_num_batched_tokens", "block_size") if name in args}
     if "generation_config" in args:
-        told["sampling_defaults"] = args["generation_config"]
+        told["sampling_source"] = sampling_source(args["generation_config"])
     if (dump := _CONFIG.search(log)) is not None:
         told |= _from_dump(dump["config"])
     for name, pattern in _SAID.items():
@@ -108,13 +107,23 @@ def _from_dump(config: str) -> dict[str, Any]:
             told[name] = plain(found[1].strip("'"))
     if mode := _GRAPH_MODE.search(config):
         told["cuda_graphs"] = told.get("device") != "cpu" and mode[1] != "NONE"
+    told["quantisation"] = told.get("quantisation") or "none"
+    if found := re.search(r"(?:^|, )speculative_config=(\w+)", config):
+        told["speculative_decoding"] = found[1] != "None"
     if sizes := _CAPTURE_SIZES.search(config):
-        told["graph_sizes"] = [int(size) for size in sizes[1].split(",") if size.strip()]
+        told["cuda_graph_sizes"] = [int(size) for size in sizes[1].split(",") if size.strip()]
     if mode := _COMPILE_MODE.search(config):
         told["compilation"] = mode[1].lower()
     if ranges := _RANGES.search(config):
         told["max_num_batched_tokens"] = int(ranges[1].split(",")[-1])
     return told
+
+
+def sampling_source(generation_config: Any) -> str:
+    """Where what a request leaves open comes from: nowhere but the engine's neutral values, or a file of the model's."""
+    return (
+        "request" if generation_config == "vllm" else "model" if generation_config == "auto" else str(generation_config)
+    )
 
 
 def plain(text: str) -> Any:

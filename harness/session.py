@@ -21,7 +21,7 @@ from harness.models import ModelRef
 from harness.observer import Observer
 from harness.telemetry.process import SamplerProcess
 from harness.telemetry.sampler import SamplerConfig
-from results.clock import NS_PER_S, now_ns
+from results.clock import NS_PER_S, ClockPair, now_ns
 from results.errors import EngineError, UsageError
 from results.records import SessionRecord
 from results.store import RunWriter
@@ -30,6 +30,8 @@ from results.truth import seal
 HOST = "127.0.0.1"
 # What of an engine's resolved settings may differ between two sessions of one run without making them unlike.
 _VOLATILE_SETTINGS = frozenset({"url", "port"})
+# Read back from what memory happened to be free, unless asked for: a few blocks more or less make no other engine.
+_MEASURED_SETTINGS = frozenset({"kv_cache_tokens", "kv_cache_bytes"})
 
 
 class Server(Protocol):
@@ -153,6 +155,7 @@ def open_session(
         resolved = backend.resolved_settings(engine.settings, documents, read_log(folder / "server.log"))
         record.settings = {name: asdict(value) for name, value in resolved.items()}
         record.versions = backend.versions(documents, read_log(folder / "server.log"))
+        record.timeline |= told_phases(backend, read_log(folder / "server.log"))
         record.fingerprint = fingerprint(record, resolved)
         _refuse_other_fingerprint(store, record)
         refuse_too_long(experiment, engine.label, resolved.get("max_model_len"))
@@ -198,7 +201,7 @@ def _launch(
     plan = backend.launch_plan(context)
     record.argv = public_argv(plan.argv)
     record.env = relevant_environment(os.environ) | public_environment(plan.env)
-    record.files = [str(path) for path in plan.files]
+    record.files, record.notes = [str(path) for path in plan.files], list(plan.notes)
     record.url = f"http://{HOST}:{port}"
     return ServerProcess.start(plan, folder / "server.log", experiment.timeouts.stop_s, host=HOST, port=port)
 
@@ -252,13 +255,20 @@ def fetch_documents(backend: Backend, url: str) -> dict[str, Any]:
 
 def fingerprint(record: SessionRecord, resolved: dict[str, Resolved]) -> dict[str, Any]:
     """What two sessions of an engine must share to be blocks of one run."""
+    volatile = _VOLATILE_SETTINGS | (_MEASURED_SETTINGS - record.asked.keys())
     return {
         "backend": record.backend,
         "versions": record.versions,
-        "settings": {k: v.value for k, v in sorted(resolved.items()) if k not in _VOLATILE_SETTINGS},
+        "settings": {k: v.value for k, v in sorted(resolved.items()) if k not in volatile},
         "machine": platform.machine(),
         "node": platform.node(),
     }
+
+
+def told_phases(backend: Backend, log: str) -> dict[str, int]:
+    """Phases of the start that the server's log tells, on our clock (the log's own are to the second)."""
+    clocks = ClockPair.read()
+    return {name: clocks.to_monotonic(at) for name, at in backend.startup_phases(log, clocks.wall_ns).items()}
 
 
 def _refuse_other_fingerprint(store: RunWriter, record: SessionRecord) -> None:

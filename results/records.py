@@ -20,8 +20,9 @@ class Fault:
 class SessionRecord:
     """One server's life. `settings` maps a name to {"value", "source"}; `timeline` maps an event to monotonic ns.
 
-    `argv` and `env` are what the server was started with, secrets taken out. `ended` stays null while it runs (or when
-    the harness was killed). `fingerprint` is what makes two sessions of an engine alike enough to share a run.
+    `argv` and `env` are what the server was started with, secrets taken out; `notes` say what its adapter chose by itself.
+    `ended` stays null while it runs (or when the harness was killed). `fingerprint` is what makes two sessions of an
+    engine alike enough to share a run.
     """
 
     id: str
@@ -33,6 +34,7 @@ class SessionRecord:
     argv: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     asked: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
