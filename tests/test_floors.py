@@ -21,7 +21,7 @@ ALLOWED = {
     "harness": set(PACKAGES),
 }
 REFERENCE_MAY_USE = {"results.schema", "results.clock", "results.errors"}
-HEAVY = ("torch", "pandas", "plotly", "pyarrow", "tokenizers", "scipy", "transformers", "aiohttp", "uvloop")
+HEAVY = ("torch", "pandas", "pyarrow", "tokenizers", "scipy", "transformers", "aiohttp", "uvloop")
 
 
 @dataclass(frozen=True)
