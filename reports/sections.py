@@ -17,12 +17,16 @@ Context = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """`needs` says whether the run has what the section shows; `build` makes what its template is given."""
+    """`needs` says whether the run has what the section shows; `build` makes what its template is given.
+
+    `short` stands for the title in the list of sections, which has one line.
+    """
 
     id: str
     title: str
     needs: Callable[[ReportData], bool]
     build: Callable[[ReportData], Context]
+    short: str = ""
 
 
 def _nothing(data: ReportData) -> Context:
@@ -74,8 +78,8 @@ SECTIONS: tuple[Section, ...] = (
     Section("memory", "Memory", lambda d: bool(d.memory), _memory),
     Section("cells", "Cells", lambda d: bool(d.cells), _cells),
     Section("reasons", "Reasons", lambda d: bool(d.reasons), _nothing),
-    Section("alike", "Are these engines set alike?", lambda d: d.audit is not None, _alike),
-    Section("settings", "Engines and their settings", lambda d: bool(d.engines), _nothing),
+    Section("alike", "Are these engines set alike?", lambda d: d.audit is not None, _alike, "Set alike?"),
+    Section("settings", "Engines and their settings", lambda d: bool(d.engines), _nothing, "Settings"),
     Section("environment", "Environment", lambda d: bool(d.environment), _environment),
     Section("reproduction", "Do it again", lambda d: True, _nothing),
     Section("definitions", "Definitions", lambda d: bool(d.definitions), _nothing),
