@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from harness.cli import backends, kv, models, report, runs, serve, sweep
+from harness.cli import backends, doctor, kv, models, report, runs, serve, sweep
 from results.errors import EXIT_INTERRUPTED, DynoError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command()(report.report)
 app.command()(runs.runs)
 app.add_typer(backends.app, name="backends")
 app.command()(kv.kv)
+app.command()(doctor.doctor)
 app.add_typer(models.app, name="models")
 
 

@@ -1,0 +1,45 @@
+"""`dyno doctor`: what is installed here, and what brings the rest."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
+    """Look at this machine: packages, engines, device, limits, models; for what is missing, the command that brings it.
+
+    Example: `dyno doctor`
+
+    Exit code 1 when something is missing without which the reference engine does not run.
+    """
+    from harness.doctor import examine, healthy
+    from results.errors import EXIT_BAD_ANSWER, EXIT_OK
+    from results.files import to_json
+
+    rows = examine()
+    good = healthy(rows)
+    if as_json:
+        typer.echo(to_json({"ok": good, "rows": [row.to_dict() for row in rows]}).decode(), nl=False)
+        raise typer.Exit(EXIT_OK if good else EXIT_BAD_ANSWER)
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        mark = {True: "[green]found[/]", False: "[red]missing[/]" if row.needed else "[yellow]missing[/]"}
+        words = escape(row.words) + (f"\n[cyan]{escape(row.brings)}[/]" if row.brings else "")
+        table.add_row(row.name, "[dim]-[/]" if row.found is None else mark[row.found], words)
+    console = Console(highlight=False)
+    console.print(table)
+    words = (
+        "The reference engine runs here." if good else "The reference engine does not run here: see what is missing."
+    )
+    console.print(f"\n{words}", style="green" if good else "red")
+    raise typer.Exit(EXIT_OK if good else EXIT_BAD_ANSWER)
