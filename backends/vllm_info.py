@@ -53,37 +53,36 @@ def settings_from(documents: Mapping[str, Any]) -> dict[str, Any]:
 
 def versions_from(documents: Mapping[str, Any]) -> dict[str, str]:
     """Versions of the engine and of torch, where they are told."""
-    document, info = documents.get(VERSION_PATH), documents.get(INFO_PATH)
-    system = info.get("system_env") if isinstance(info, dict) else None
     told = {
-        "vllm": document.get("version") if isinstance(document, dict) else None,
-        "torch": system.get("torch_version") if isinstance(system, dict) else None,
+        "vllm": _section(dict(documents), VERSION_PATH).get("version"),
+        "torch": _section(documents.get(INFO_PATH), "system_env").get("torch_version"),
     }
     return {name: version for name, version in told.items() if isinstance(version, str)}
 
 
 def _from_info(document: Any) -> dict[str, Any]:
-    config = document.get("vllm_config") if isinstance(document, dict) else None
-    if not isinstance(config, dict):
-        return {}
+    config = _section(document, "vllm_config")
     told: dict[str, Any] = {}
     for name, (section, key) in _CONFIG.items():
-        part = config.get(section)
-        if not isinstance(part, dict) or key not in part:
-            continue
-        if (value := part[key]) is not None:
+        part = _section(config, section)
+        if (value := part.get(key)) is not None:
             told[name] = plain(value) if isinstance(value, str) else value
-        elif name == "quantisation":
+        elif name == "quantisation" and key in part:
             told[name] = "none"
-    if (config.get("cache_config") or {}).get("num_gpu_blocks_override") is not None:
+    if _section(config, "cache_config").get("num_gpu_blocks_override") is not None:
         told.pop("kv_cache_bytes", None)  # The number of blocks was forced: the asked bytes were not used.
     if "speculative_config" in config:
         told["speculative_decoding"] = config["speculative_config"] is not None
-    model = config.get("model_config")
-    if isinstance(model, dict) and "generation_config" in model:
+    model, compilation = _section(config, "model_config"), _section(config, "compilation_config")
+    if "generation_config" in model:
         told["sampling_source"] = sampling_source(model["generation_config"])
-    compilation = config.get("compilation_config")
-    if isinstance(compilation, dict) and "cudagraph_mode" in compilation:
+    if "cudagraph_mode" in compilation:
         told["cuda_graphs"] = compilation["cudagraph_mode"] not in (0, None, "NONE")
         told["cuda_graph_sizes"] = compilation.get("cudagraph_capture_sizes") or []
     return told
+
+
+def _section(document: Any, name: str) -> dict[str, Any]:
+    """A part of a document; {} where the document is of another shape."""
+    part = document.get(name) if isinstance(document, dict) else None
+    return part if isinstance(part, dict) else {}
