@@ -6,6 +6,7 @@ questions. What an engine does not tell is unknown, and never counts as the same
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
@@ -198,7 +199,7 @@ def _means(row: AuditRow, engines: Sequence[str], told: Sequence[Told]) -> str:
     if row.direction and len(known) == len(ranked) > 1:
         (least, less), (most, more) = min(known, key=lambda k: k[0]), max(known, key=lambda k: k[0])
         if least < most:
-            return row.direction.replace("{more}", more).replace("{less}", less)
+            return re.sub(r"\{(more|less)\}", lambda m: more if m[1] == "more" else less, row.direction)
     return row.means
 
 

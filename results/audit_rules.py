@@ -153,8 +153,8 @@ def captured(case: Case) -> Bearing:
     loads = case.demand.loads
     if not loads:
         return Bearing(UNSURE, "how many requests decode together is not bounded")
-    sizes = [v for v in case.known() if isinstance(v, list | tuple) and v]
-    tops = [max(int(n) for n in v) for v in sizes]
+    sizes = [v for v in case.known("cuda_graph_sizes") if isinstance(v, list | tuple) and v]
+    tops = [max(v) for v in sizes if all(isinstance(n, int) for n in v)]
     if tops and loads[-1] > min(tops):
         return Bearing(
             YES, f"batches up to {count(loads[-1])} against graphs up to {count(min(tops))}: the rest runs without"

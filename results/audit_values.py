@@ -76,14 +76,18 @@ def lower(value: Any) -> str:
 
 
 def sizes(value: Any) -> Any:
-    """A list of numbers in one order."""
-    return sorted({int(n) for n in value}) if isinstance(value, list | tuple) else value
+    """A list of whole numbers in one order; anything else as it is."""
+    return sorted(set(value)) if whole_numbers(value) else value
+
+
+def whole_numbers(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(n, int) for n in value)
 
 
 def amount(value: Any) -> float | None:
     """Where a value stands in the order of its kind: numbers as they are, False before True, lists by their largest."""
-    if isinstance(value, list | tuple):
-        return float(max(value, default=0))
+    if whole_numbers(value):
+        return float(max(value))
     return float(value) if isinstance(value, int | float) else None
 
 

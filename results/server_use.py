@@ -25,6 +25,7 @@ MAXIMA = {
 # Shown under the first name: how much (source, metric) grew over the cell.
 COUNTERS = {
     "preemptions": ("server", "preemptions_total"),
+    "prefix_hits": ("server", "prefix_hits_total"),
     "prompt_tokens": ("server", "prompt_tokens_total"),
     "generation_tokens": ("server", "generation_tokens_total"),
     "cpu_s": ("host", "server_cpu_s"),

@@ -12,7 +12,7 @@ from playwright.sync_api import Page
 
 from reports.build import render_report
 from tests.browser.conftest import Open
-from tests.reports.runs import flawed, grid, make_run
+from tests.reports.runs import REFERENCE_LIKE, VLLM_LIKE, flawed, grid, make_run
 
 pytestmark = pytest.mark.browser
 
@@ -36,7 +36,7 @@ CONTRAST = """() => {
     return 'rgb(255, 255, 255)';
   };
   const found = {};
-  for (const e of document.querySelectorAll('h1,h2,h3,p,li,td,th,dt,dd,.badge,.reading,nav a')) {
+  for (const e of document.querySelectorAll('h1,h2,h3,p,li,td,th,dt,dd,.badge,.reading,.mark-of,.why,.bearing,nav a')) {
     if (e.offsetParent) found[e.tagName + '.' + e.className] = ratio(getComputedStyle(e).color, behind(e));
   }
   const series = [];
@@ -52,7 +52,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cells = grid(("vllm-default", "reference-paged"), (1, 4, 16), (128, 512))
     cells[1] = flawed("SUSPECT", "client_lag")(cells[1])
     cells[5] = flawed("INVALID", "server_died", "exit code -9")(cells[5])
-    return render_report(make_run(tmp_path_factory.mktemp("report") / "two-engines", cells))
+    setups = {"vllm-default": VLLM_LIKE, "reference-paged": REFERENCE_LIKE}
+    return render_report(make_run(tmp_path_factory.mktemp("report") / "two-engines", cells, setups=setups))
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +189,22 @@ def test_the_command_can_be_copied(report: Path, open_page: Open) -> None:
     assert button.inner_text() in ("Copied", "Selected")
 
 
+def test_settings_side_by_side_are_a_table_on_a_wide_screen_and_on_paper_and_cards_on_a_phone(
+    report: Path, open_page: Open
+) -> None:
+    wide, phone = open_page(report).page, open_page(report, 390).page
+    row = "table.alike tbody tr"
+    assert wide.locator(row).count() == phone.locator(row).count() > 10
+    for page, display in ((wide, "table-row"), (phone, "block")):
+        assert page.locator(row).first.evaluate("e => getComputedStyle(e).display") == display
+    for scroll in phone.locator("#alike .scroll").all():
+        assert scroll.evaluate("e => e.scrollWidth <= e.clientWidth")
+    phone.emulate_media(media="print")
+    assert phone.locator(row).first.evaluate("e => getComputedStyle(e).display") == "table-row"
+    wide.locator("#answer a[href='#alike']").click()
+    assert wide.evaluate("location.hash") == "#alike"
+
+
 @pytest.mark.parametrize("width", [390, 820, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_never_scrolls_sideways(report: Path, hostile: Path, open_page: Open, width: int, scheme: str) -> None:
@@ -218,6 +235,10 @@ def test_paper_has_everything_and_no_controls(report: Path, open_page: Open) -> 
     assert page.locator("#cell-table tbody tr:visible").count() == 12
     for scroll in page.locator(".scroll").all():
         assert scroll.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
+    drawn = page.locator(".plot:visible text").evaluate_all(
+        "all => all.map((t) => parseFloat(getComputedStyle(t).fontSize) * t.getScreenCTM().a)"
+    )
+    assert min(drawn) > 9.5
     assert page.pdf(format="A4").startswith(b"%PDF")
 
 
