@@ -1,22 +1,18 @@
-"""The OpenAI completions protocol: requests checked, answers and errors shaped. Knows no engine."""
+"""The OpenAI completions protocol: requests checked, errors shaped. Knows no engine."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 DEFAULT_MAX_TOKENS = 16
-DONE = b"data: [DONE]\n\n"
+MAX_LOGPROBS = 20
 # Fields that change the answer in a way this server does not do: refused unless they ask for what is done anyway.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "best_of": (None, 1),
-    "logprobs": (None, False),
-    "prompt_logprobs": (None,),
-    "echo": (None, False),
     "suffix": (None, ""),
     "stop": (None, [], ""),
     "stop_token_ids": (None, []),
@@ -55,7 +51,10 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A checked body of /v1/completions. `prompts` are texts or lists of token ids; `max_tokens` None when not given."""
+    """A checked body of /v1/completions. `prompts` are texts or lists of token ids; `max_tokens` None when not given.
+
+    `logprobs` and `prompt_logprobs` are numbers of likeliest tokens to tell of, None for no log probabilities at all.
+    """
 
     prompts: list[str | list[int]]
     max_tokens: int | None
@@ -66,6 +65,15 @@ class CompletionRequest:
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    echo: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    tokens_as_ids: bool
+
+    @property
+    def asked_of_prompt(self) -> int | None:
+        """How many likeliest tokens the engine must tell of each prompt token."""
+        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
 
 
 def parse_completion(raw: bytes, model: str, vocab_size: int) -> CompletionRequest:
@@ -87,9 +95,13 @@ def parse_completion(raw: bytes, model: str, vocab_size: int) -> CompletionReque
         raise ApiError(400, "stream_options must be an object.", "stream_options")
     if options and not stream:
         raise ApiError(400, "stream_options needs stream = true.", "stream_options")
+    echo, prompt_logprobs = _flag(body, "echo"), _count(body, "prompt_logprobs")
+    for name, asked in (("echo", echo), ("prompt_logprobs", prompt_logprobs is not None)):
+        if asked and stream:
+            raise ApiError(400, f"{name} needs stream = false: the prompt is told of in one piece.", name)
     return CompletionRequest(
         prompts=_prompts(body.get("prompt"), vocab_size),
-        max_tokens=_max_tokens(body.get("max_tokens")),
+        max_tokens=_max_tokens(body.get("max_tokens"), least=0 if echo else 1),
         temperature=_temperature(body.get("temperature")),
         seed=_seed(body.get("seed")),
         ignore_eos=_flag(body, "ignore_eos"),
@@ -97,6 +109,10 @@ def parse_completion(raw: bytes, model: str, vocab_size: int) -> CompletionReque
         include_usage=_flag(options or {}, "include_usage"),
         continuous_usage=_flag(options or {}, "continuous_usage_stats"),
         return_token_ids=_flag(body, "return_token_ids"),
+        echo=echo,
+        logprobs=_count(body, "logprobs"),
+        prompt_logprobs=prompt_logprobs,
+        tokens_as_ids=_flag(body, "return_tokens_as_token_ids"),
     )
 
 
@@ -107,11 +123,21 @@ def _flag(body: dict[str, Any], name: str) -> bool:
     return bool(value)
 
 
-def _max_tokens(value: Any) -> int | None:
+def _max_tokens(value: Any, least: int) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ApiError(400, f"max_tokens must be a whole number of at least 1, not {value!r}.", "max_tokens")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ApiError(400, f"max_tokens must be a whole number of at least {least}, not {value!r}.", "max_tokens")
+    return value
+
+
+def _count(body: dict[str, Any], name: str) -> int | None:
+    """A number of log probabilities; false is the same as nothing."""
+    value = body.get(name)
+    if value is None or value is False:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_LOGPROBS:
+        raise ApiError(400, f"{name} must be a whole number from 0 to {MAX_LOGPROBS}, not {value!r}.", name)
     return value
 
 
@@ -151,48 +177,3 @@ def _token_ids(value: list[Any], vocab_size: int) -> list[int]:
         wrong = next(token for token in value if not 0 <= token < vocab_size)
         raise ApiError(400, f"Token id {wrong} is outside the vocabulary of {vocab_size} tokens.", "prompt")
     return value
-
-
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """OpenAI's usage object."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
-
-
-class CompletionShape:
-    """Makes the JSON of one answer; what is the same in all its events is encoded once."""
-
-    def __init__(self, answer_id: str, model: str, request: CompletionRequest) -> None:
-        self._request = request
-        self._head: dict[str, Any] = {
-            "id": answer_id,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
-
-    def event(self, index: int, text: str, token_id: int, finish_reason: str | None, used: tuple[int, int]) -> bytes:
-        """One SSE event with the new token of choice `index`; `used` is (prompt, completion) tokens so far."""
-        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
-        if self._request.return_token_ids:
-            choice["token_ids"] = [token_id]
-        tail = b"]}\n\n"
-        if self._request.continuous_usage:
-            tail = b'],"usage":' + orjson.dumps(usage(*used)) + b"}\n\n"
-        return self._prefix + orjson.dumps(choice) + tail
-
-    def usage_event(self, used: tuple[int, int]) -> bytes:
-        """The last event when usage was asked for: no choices."""
-        return self._prefix + b'],"usage":' + orjson.dumps(usage(*used)) + b"}\n\n"
-
-    def error_event(self, message: str) -> bytes:
-        """An error inside a stream that has begun."""
-        return b"data: " + ApiError(500, message).body() + b"\n\n"
-
-    def whole(self, choices: list[dict[str, Any]], used: tuple[int, int]) -> bytes:
-        """The answer of a request that does not stream."""
-        return orjson.dumps({**self._head, "choices": choices, "usage": usage(*used)})

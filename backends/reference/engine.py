@@ -39,9 +39,7 @@ class Engine:
                 request_id=message.request_id,
                 tokens=list(message.prompt),
                 max_tokens=message.max_tokens,
-                temperature=message.temperature,
-                seed=message.seed,
-                stop_ids=message.stop_ids,
+                sampling=message.sampling,
             )
         )
 
@@ -53,10 +51,10 @@ class Engine:
         """Compute one step and return the tokens it made."""
         start = time.monotonic_ns()
         plan = self.scheduler.schedule()
-        tokens = self.runner.run(plan.items)
+        made = self.runner.run(plan.items)
         sampled = time.monotonic_ns()
         self._record(plan, start, sampled)  # before the commit frees what it ends: the step held it all
-        advanced = self.scheduler.commit(plan, tokens)
+        advanced = self.scheduler.commit(plan, made.tokens)
         self._generated_tokens += len(advanced)
         self._prompt_tokens += sum(r.num_prompt_tokens for r in advanced if r.num_output_tokens == 1)
         self.num_steps += 1
@@ -68,6 +66,8 @@ class Engine:
                 self.num_steps - 1,
                 sampled,
                 request.finish_reason,
+                made.logprobs.get(request.key),
+                request.prompt_logprobs if request.num_output_tokens == 1 else None,
             )
             for request in advanced
         ]

@@ -6,6 +6,24 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a request's tokens are chosen, when they end, and what is told about them.
+
+    `logprobs` and `prompt_logprobs` ask for the log probabilities of each output or prompt token and of that many of
+    the likeliest; None asks for nothing and costs nothing.
+    """
+
+    temperature: float = 0.0
+    seed: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """Run a request. `key` is the sender's handle, unique and rising; `request_id` is the client's name for it."""
 
@@ -13,9 +31,7 @@ class Submit:
     request_id: str
     prompt: list[int]
     max_tokens: int
-    temperature: float = 0.0
-    seed: int = 0
-    stop_ids: frozenset[int] = frozenset()
+    sampling: Sampling = GREEDY
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +47,24 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probability of a token as the model gave it, before temperature; `rank` 1 is the likeliest.
+
+    `top` has (token, log probability) of the likeliest tokens, best first.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NewToken:
-    """One generated token. `index` counts the request's output from 0; `sampled` is monotonic ns."""
+    """One generated token. `index` counts the request's output from 0; `sampled` is monotonic ns.
+
+    `prompt_logprobs` comes with the first token: one entry for each prompt token but the first, which nothing predicts.
+    """
 
     key: int
     token: int
@@ -40,6 +72,8 @@ class NewToken:
     step: int
     sampled: int
     finish_reason: str | None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,15 +47,14 @@ class Llama:
         self.head: Linear = self._linear(head)
         self.cos, self.sin = rotary_tables(config, dtype, device)
 
-    def forward(
+    def hidden(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        logit_rows: torch.Tensor,
         kv: PagedKV,
         index: AttentionIndex,
     ) -> torch.Tensor:
-        """Compute one step: write the KV of token_ids [tokens] and return logits [len(logit_rows), vocabulary]."""
+        """Compute one step: write the KV of token_ids [tokens]; the last layer's output [tokens, hidden_size] back."""
         config = self.config
         heads = config.num_heads + config.num_kv_heads
         # [tokens, 1, head_dim]: the same for all heads and layers of the step
@@ -71,7 +70,11 @@ class Llama:
             x = x + layer.out(attended.flatten(1))
             gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
             x = x + layer.down(functional.silu(gate) * up)
-        return self.head(self._norm(x[logit_rows], self.norm))
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores of the next token after each row of `hidden`: [rows, vocabulary]."""
+        return self.head(self._norm(hidden, self.norm))
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
@@ -10,16 +11,26 @@ import numpy as np
 import torch
 
 from backends.reference.attention import PagedKV
+from backends.reference.logprobs import add_prompt_logprobs, output_logprobs
+from backends.reference.messages import TokenLogprobs
 from backends.reference.model import Llama
 from backends.reference.sampler import sample
 from backends.reference.scheduler import Scheduled
 
 
+@dataclass(slots=True)
+class StepResult:
+    """One new token for each item that samples, in the plan's order; log probabilities by request key where asked."""
+
+    tokens: list[int]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+
 class Runner(Protocol):
     """What an engine needs to compute a step; tests put a model of hashes here."""
 
-    def run(self, items: Sequence[Scheduled]) -> list[int]:
-        """Compute the items and return one new token for each that samples, in their order."""
+    def run(self, items: Sequence[Scheduled]) -> StepResult:
+        """Compute the items."""
         ...
 
 
@@ -31,7 +42,7 @@ class ModelRunner:
         self.kv = kv
 
     @torch.inference_mode()
-    def run(self, items: Sequence[Scheduled]) -> list[int]:
+    def run(self, items: Sequence[Scheduled]) -> StepResult:
         """See Runner. Single-token items go first in the batch, where attention takes them together."""
         order = sorted(range(len(items)), key=lambda i: items[i].count > 1)
         batch = [items[i] for i in order]
@@ -39,18 +50,17 @@ class ModelRunner:
             chain.from_iterable(item.request.tokens[item.start : item.end] for item in batch), dtype=np.int64
         )
         positions = np.concatenate([np.arange(item.start, item.end) for item in batch])
-        last_rows = np.cumsum([item.count for item in batch]) - 1
+        ends = np.cumsum([item.count for item in batch])
         sampling = [i for i, item in enumerate(batch) if item.samples]
-        logits = self.model.forward(
-            self._tensor(token_ids),
-            self._tensor(positions),
-            self._tensor(last_rows[sampling]),
-            self.kv,
-            self.kv.index(batch),
-        )
-        tokens = sample(logits, [batch[i].request for i in sampling])
+        hidden = self.model.hidden(self._tensor(token_ids), self._tensor(positions), self.kv, self.kv.index(batch))
+        logits = self.model.logits(hidden[self._tensor(ends[sampling] - 1)])
+        requests = [batch[i].request for i in sampling]
+        tokens = sample(logits, requests)
+        for end, item in zip(ends, batch, strict=True):
+            if item.request.sampling.prompt_logprobs is not None:
+                add_prompt_logprobs(item, hidden[end - item.count : end], self.model.logits)
         of_item = dict(zip((order[i] for i in sampling), tokens, strict=True))
-        return [of_item[i] for i in sorted(of_item)]
+        return StepResult([of_item[i] for i in sorted(of_item)], output_logprobs(logits, tokens, requests))
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.kv.device)

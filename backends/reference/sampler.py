@@ -25,13 +25,13 @@ def uniform(seed: int, position: int) -> float:
 def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
     """One token for each row of logits [len(requests), vocabulary]."""
     tokens = logits.max(dim=-1).indices  # on the CPU several times quicker than argmax
-    hot = [row for row, request in enumerate(requests) if request.temperature >= MIN_TEMPERATURE]
+    hot = [row for row, request in enumerate(requests) if request.sampling.temperature >= MIN_TEMPERATURE]
     if hot:
         chosen = [requests[row] for row in hot]
         tokens[hot] = _draw(
             logits[hot],
-            [request.temperature for request in chosen],
-            [uniform(request.seed, request.num_output_tokens) for request in chosen],
+            [request.sampling.temperature for request in chosen],
+            [uniform(request.sampling.seed, request.num_output_tokens) for request in chosen],
         )
     result: list[int] = tokens.tolist()
     return result

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from backends.reference.kv_cache import BlockManager
+from backends.reference.messages import GREEDY, Sampling, TokenLogprobs
 
 
 class RefusedError(ValueError):
@@ -34,14 +35,13 @@ class Request:
     request_id: str
     tokens: list[int]
     max_tokens: int
-    temperature: float = 0.0
-    seed: int = 0
-    stop_ids: frozenset[int] = frozenset()
+    sampling: Sampling = GREEDY
     num_prompt_tokens: int = field(init=False)
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)
@@ -163,7 +163,7 @@ class Scheduler:
             if samples:
                 token = next(tokens)
                 request.tokens.append(token)
-                if token in request.stop_ids:
+                if token in request.sampling.stop_ids:
                     request.finish_reason = "stop"
                 elif request.num_output_tokens == request.max_tokens:
                     request.finish_reason = "length"

@@ -12,18 +12,14 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from backends.reference.api import (
-    DEFAULT_MAX_TOKENS,
-    DONE,
-    ApiError,
-    CompletionRequest,
-    CompletionShape,
-    parse_completion,
-)
+from backends.reference.answers import Answer
+from backends.reference.api import DEFAULT_MAX_TOKENS, ApiError, CompletionRequest, parse_completion
 from backends.reference.config import ModelConfig
+from backends.reference.messages import Sampling
 from backends.reference.metrics import exposition
 from backends.reference.scheduler import RefusedError
-from backends.reference.service import GenerationError, Service, TokenStream
+from backends.reference.service import Service
+from backends.reference.shapes import CompletionShape
 from backends.reference.tokenizer import Tokenizer
 from results.errors import UsageError
 from results.schema import REQUEST_ID_HEADER
@@ -31,7 +27,6 @@ from results.schema import REQUEST_ID_HEADER
 log = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES = 64 * 1024 * 1024
-_SSE_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _JSON = "application/json"
 
 
@@ -97,13 +92,20 @@ class Server:
         prompts = await self._encode(asked)
         limits = [self._checked_max_tokens(len(prompt), asked) for prompt in prompts]
         request_id = request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
-        stop_ids = frozenset() if asked.ignore_eos else frozenset(self.config.eos_token_ids)
+        sampling = Sampling(
+            temperature=asked.temperature,
+            seed=asked.seed or 0,
+            stop_ids=frozenset() if asked.ignore_eos else frozenset(self.config.eos_token_ids),
+            logprobs=asked.logprobs,
+            prompt_logprobs=asked.asked_of_prompt,
+        )
         streams = []
         try:
             for number, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True)):
                 own_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
-                streams.append(self.service.submit(own_id, prompt, max_tokens, asked.temperature, asked.seed, stop_ids))
-            answer = _Answer(self, request, asked, CompletionShape(f"cmpl-{request_id}", self.name, asked), prompts)
+                streams.append(self.service.submit(own_id, prompt, max_tokens, sampling, own_seed=asked.seed is None))
+            shape = CompletionShape(f"cmpl-{request_id}", self.name, asked)
+            answer = Answer(request, asked, shape, prompts, self.tokenizer, self.service.truth)
             return await (answer.streamed(streams) if asked.stream else answer.whole(streams))
         finally:
             for stream in streams:
@@ -124,86 +126,12 @@ class Server:
     def _checked_max_tokens(self, num_prompt_tokens: int, asked: CompletionRequest) -> int:
         """What was asked, or the default as far as there is room; ApiError 400 with the arithmetic."""
         room = max(self.settings["max_model_len"] - num_prompt_tokens, 1)
-        max_tokens = asked.max_tokens or min(DEFAULT_MAX_TOKENS, room)
+        max_tokens = min(DEFAULT_MAX_TOKENS, room) if asked.max_tokens is None else max(asked.max_tokens, 1)
         try:
             self.service.engine.scheduler.check_admission(num_prompt_tokens, max_tokens)
         except RefusedError as error:
             raise ApiError(400, str(error), "max_tokens" if asked.max_tokens else "prompt") from error
         return max_tokens
-
-
-class _Answer:
-    """One answer being written."""
-
-    def __init__(
-        self,
-        server: Server,
-        request: web.Request,
-        asked: CompletionRequest,
-        shape: CompletionShape,
-        prompts: list[list[int]],
-    ) -> None:
-        self.truth = server.service.truth
-        self.tokenizer = server.tokenizer
-        self.request, self.asked, self.shape, self.prompts = request, asked, shape, prompts
-
-    async def whole(self, streams: list[TokenStream]) -> web.StreamResponse:
-        """All prompts to their end, then one JSON object."""
-        choices: list[dict[str, Any]] = []
-        total = 0
-        try:
-            for index, stream in enumerate(streams):
-                tokens = [token async for tokens in stream for token in tokens]
-                ids = [token.token for token in tokens]
-                text = self.tokenizer.detokenizer(self.prompts[index]).push(ids, last=True)
-                choice = {"index": index, "text": text, "logprobs": None, "finish_reason": tokens[-1].finish_reason}
-                if self.asked.return_token_ids:
-                    choice |= {"token_ids": ids, "prompt_token_ids": self.prompts[index]}
-                choices.append(choice)
-                total += len(ids)
-        except GenerationError as error:
-            raise ApiError(500, str(error)) from error
-        prompt_tokens = sum(len(prompt) for prompt in self.prompts)
-        response = web.Response(body=self.shape.whole(choices, (prompt_tokens, total)), content_type=_JSON)
-        await response.prepare(self.request)
-        await response.write_eof()
-        for stream in streams:
-            stream.written(self.truth)
-        return response
-
-    async def streamed(self, streams: list[TokenStream]) -> web.StreamResponse:
-        """Server-sent events: one for each step and prompt, then usage when asked, then [DONE]."""
-        response = web.StreamResponse(headers=_SSE_HEADERS)
-        await response.prepare(self.request)
-        tasks = [asyncio.ensure_future(self._stream_choice(response, i, stream)) for i, stream in enumerate(streams)]
-        try:
-            total = sum(await asyncio.gather(*tasks))
-            if self.asked.include_usage:
-                used = (sum(len(prompt) for prompt in self.prompts), total)
-                await response.write(self.shape.usage_event(used))
-        except GenerationError as error:
-            await response.write(self.shape.error_event(str(error)))
-        finally:
-            for task in tasks:
-                task.cancel()
-        await response.write(DONE)
-        await response.write_eof()
-        return response
-
-    async def _stream_choice(self, response: web.StreamResponse, index: int, stream: TokenStream) -> int:
-        """Write one prompt's tokens as they come; the number of tokens written."""
-        detokenizer = self.tokenizer.detokenizer(self.prompts[index])
-        count = 0
-        async for tokens in stream:
-            events = []
-            for token in tokens:  # more than one only when this loop is behind the engine
-                count += 1
-                text = detokenizer.push([token.token], last=token.finish_reason is not None)
-                used = (stream.num_prompt_tokens, count)
-                events.append(self.shape.event(index, text, token.token, token.finish_reason, used))
-            await response.write(b"".join(events))
-            stream.written(self.truth)
-        return count
 
 
 @web.middleware

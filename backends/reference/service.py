@@ -7,9 +7,10 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from backends.reference.engine import Engine, EngineThread
-from backends.reference.messages import Abort, EngineStats, Failed, NewToken, StepOutput, Submit
+from backends.reference.messages import Abort, EngineStats, Failed, NewToken, Sampling, StepOutput, Submit
 from backends.reference.owner import OwnerThread
 from backends.reference.truth import TruthLog
 
@@ -90,16 +91,19 @@ class Service:
         request_id: str,
         prompt: list[int],
         max_tokens: int,
-        temperature: float,
-        seed: int | None,
-        stop_ids: frozenset[int],
+        sampling: Sampling,
+        own_seed: bool,
     ) -> TokenStream:
-        """Start a prompt. Give the stream back to `release` when done with it, whatever happened."""
+        """Start a prompt; with `own_seed` its draws differ from those of every other request.
+
+        Give the stream back to `release` when done with it, whatever happened.
+        """
         key = next(self._keys)
         stream = TokenStream(key, request_id, len(prompt))
         self._streams[key] = stream
-        own_seed = key if seed is None else seed
-        self._thread.send(Submit(key, request_id, prompt, max_tokens, temperature, own_seed, stop_ids))
+        if own_seed:
+            sampling = replace(sampling, seed=key)
+        self._thread.send(Submit(key, request_id, prompt, max_tokens, sampling))
         return stream
 
     def release(self, stream: TokenStream) -> None:

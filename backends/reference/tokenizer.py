@@ -32,6 +32,10 @@ class Tokenizer(Protocol):
         """For the output that follows `prompt`."""
         ...
 
+    def token_text(self, token: int) -> str:
+        """The name of a single token: what it decodes to on its own, special tokens included."""
+        ...
+
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The folder's tokenizer.json, or a stand-in that takes token ids only."""
@@ -60,6 +64,10 @@ class NoTokenizer:
         """Gives empty text."""
         return _NoText()
 
+    def token_text(self, token: int) -> str:
+        """Its id, as in `return_tokens_as_token_ids`."""
+        return f"token_id:{token}"
+
 
 class _NoText:
     def push(self, token_ids: Sequence[int], last: bool) -> str:
@@ -80,6 +88,11 @@ class FileTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens."""
         text: str = self._tokenizer.decode(list(token_ids))
+        return text
+
+    def token_text(self, token: int) -> str:
+        """See Tokenizer."""
+        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return text
 
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:

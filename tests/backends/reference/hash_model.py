@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from backends.reference.engine import Engine
 from backends.reference.kv_cache import BlockManager
 from backends.reference.messages import NewToken
+from backends.reference.runner import StepResult
 from backends.reference.scheduler import Scheduled, Scheduler
 
 VOCABULARY = 61
@@ -39,16 +40,17 @@ class HashRunner:
         self.slots: dict[tuple[int, int], int] = {}
         self.batches: list[list[tuple[int, int, int]]] = []  # per step: (key, start, count)
 
-    def run(self, items: Sequence[Scheduled]) -> list[int]:
+    def run(self, items: Sequence[Scheduled]) -> StepResult:
         self.batches.append([(item.request.key, item.start, item.count) for item in items])
         for item in items:
             for position in range(item.start, item.end):
                 self.slots[self._slot(item, position)] = item.request.tokens[position]
-        return [
+        tokens = [
             next_token([self.slots[self._slot(item, position)] for position in range(item.end)])
             for item in items
             if item.samples
         ]
+        return StepResult(tokens)
 
     def _slot(self, item: Scheduled, position: int) -> tuple[int, int]:
         return item.request.block_table[position // self.block_size], position % self.block_size

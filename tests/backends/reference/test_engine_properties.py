@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backends.reference.messages import NewToken, Submit
+from backends.reference.messages import NewToken, Sampling, Submit
 from backends.reference.scheduler import RefusedError
 from tests.backends.reference.hash_model import VOCABULARY, expected_output, hash_engine, run_to_end
 
@@ -32,7 +32,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def submit(self, prompt: list[int], max_tokens: int, stops: bool) -> None:
         stop_ids = frozenset(range(5)) if stops else frozenset()
-        message = Submit(self.next_key, f"r{self.next_key}", prompt, max_tokens, stop_ids=stop_ids)
+        message = Submit(self.next_key, f"r{self.next_key}", prompt, max_tokens, Sampling(stop_ids=stop_ids))
         self.next_key += 1
         scheduler = self.engine.scheduler
         fits = scheduler.blocks.blocks_for(len(prompt) + max_tokens - 1) <= scheduler.blocks.num_blocks
@@ -79,7 +79,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.receive(tokens)
         assert self.engine.scheduler.blocks.num_free == self.engine.scheduler.blocks.num_blocks
         for key, message in self.asked.items():
-            expected = expected_output(message.prompt, message.max_tokens, message.stop_ids)
+            expected = expected_output(message.prompt, message.max_tokens, message.sampling.stop_ids)
             made = [token.token for token in self.made[key]]
             assert made == (expected[: len(made)] if key in self.aborted else expected)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from backends.reference.engine import Engine, EngineThread
 from backends.reference.messages import Abort, Failed, StepOutput, Submit
 from backends.reference.owner import OwnerThread
+from backends.reference.runner import StepResult
 from backends.reference.scheduler import Scheduled
 from tests.backends.reference.hash_model import expected_output, hash_engine
 
@@ -77,7 +78,7 @@ def test_request_that_can_never_run_is_answered_and_the_engine_goes_on() -> None
 
 
 class BrokenRunner:
-    def run(self, items: Sequence[Scheduled]) -> list[int]:
+    def run(self, items: Sequence[Scheduled]) -> StepResult:
         raise RuntimeError("out of luck")
 
 

@@ -11,7 +11,7 @@ import torch
 
 from backends.reference.build import BuiltEngine, build_engine
 from backends.reference.config import EngineSettings, read_model_config
-from backends.reference.messages import Submit
+from backends.reference.messages import Sampling, Submit
 from backends.reference.runner import ModelRunner
 from backends.reference.scheduler import Request, Scheduled
 
@@ -67,11 +67,11 @@ def built(folder: Path, **settings: Any) -> BuiltEngine:
 
 
 def generate(
-    engine: BuiltEngine, prompts: list[list[int]], max_tokens: int = OUTPUT, **request: Any
+    engine: BuiltEngine, prompts: list[list[int]], max_tokens: int = OUTPUT, **sampling: Any
 ) -> list[list[int]]:
     made: dict[int, list[int]] = {key: [] for key in range(len(prompts))}
     for key, prompt in enumerate(prompts):
-        engine.engine.submit(Submit(key, f"r{key}", prompt, max_tokens, **request))
+        engine.engine.submit(Submit(key, f"r{key}", prompt, max_tokens, Sampling(**sampling)))
     while engine.engine.scheduler.has_work:
         for token in engine.engine.step():
             made[token.key].append(token.token)
@@ -175,10 +175,8 @@ def chunk_logits(engine: BuiltEngine, prompt: list[int], chunk: int) -> list[tup
             item = Scheduled(request, start, min(chunk, len(prompt) - start))
             positions = torch.arange(item.start, item.end)
             index = engine.kv.index([item])
-            logits = engine.model.forward(
-                torch.tensor(prompt[item.start : item.end]), positions, torch.arange(item.count), engine.kv, index
-            )
-            result.append((start, logits))
+            hidden = engine.model.hidden(torch.tensor(prompt[item.start : item.end]), positions, engine.kv, index)
+            result.append((start, engine.model.logits(hidden)))
     return result
 
 
@@ -252,7 +250,7 @@ def test_mixed_batch_in_any_order_of_items_returns_tokens_in_that_order(tmp_path
     items[2] = Scheduled(requests[2], 0, 10)  # does not reach its end, so it gets no token
     expected = [transformers_greedy(reference, prompts[i], 1)[0] for i in (0, 1, 3)]
     assert isinstance(engine.engine.runner, ModelRunner)
-    assert engine.engine.runner.run(items) == expected
+    assert engine.engine.runner.run(items).tokens == expected
 
 
 def test_config_of_older_and_newer_transformers_read_alike(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from backends.reference.messages import Sampling
 from backends.reference.sampler import sample, uniform
 from backends.reference.scheduler import Request
 from tests.backends.reference.test_model import TINY, built, generate, random_prompts, save_llama
 
 
 def request(temperature: float, seed: int = 0, position: int = 0) -> Request:
-    made = Request(0, "r", [1], 10**6, temperature, seed)
+    made = Request(0, "r", [1], 10**6, Sampling(temperature, seed))
     made.tokens.extend([0] * position)
     return made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.reference.engine import Engine
-from backends.reference.messages import Submit
+from backends.reference.messages import Sampling, Submit
 from backends.reference.scheduler import RefusedError
 from tests.backends.reference.hash_model import HashRunner, expected_output, hash_engine, run_to_end
 
@@ -102,7 +102,7 @@ def test_the_oldest_request_is_never_preempted() -> None:
         preempted += len(plan.preempted)
         assert oldest not in [request.key for request in plan.preempted]
         assert all(victim.key > running.key for victim in plan.preempted for running in alive.running)
-        alive.commit(plan, engine.runner.run(plan.items))
+        alive.commit(plan, engine.runner.run(plan.items).tokens)
         alive.check_integrity()
     assert preempted > 0
 
@@ -224,7 +224,7 @@ def test_stop_token_ends_a_request_with_that_token_and_reason_stop() -> None:
     engine = hash_engine()
     prompt = [1, 2, 3]
     stop = frozenset({expected_output(prompt, 9)[8]})
-    engine.submit(Submit(0, "r", prompt, 50, stop_ids=stop))
+    engine.submit(Submit(0, "r", prompt, 50, Sampling(stop_ids=stop)))
     made = run_to_end(engine)[0]
     assert [token.token for token in made] == expected_output(prompt, 50, stop)
     assert [token.finish_reason for token in made] == [None] * (len(made) - 1) + ["stop"]

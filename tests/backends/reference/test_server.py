@@ -171,6 +171,45 @@ def test_seed_fixes_a_sampled_answer_and_its_absence_does_not(server: ServerProc
     assert ids() != ids()
 
 
+def test_logprobs_streamed_join_to_those_of_the_whole_answer(server: ServerProcess, greedy: list[int]) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 6, "ignore_eos": True, "logprobs": 2}
+    asked |= {"return_tokens_as_token_ids": True}
+    whole = server.complete(**asked)["choices"][0]["logprobs"]
+    assert whole["tokens"] == [f"token_id:{token}" for token in greedy[:6]]
+    for token, logprob, top in zip(whole["tokens"], whole["token_logprobs"], whole["top_logprobs"], strict=True):
+        assert len(top) == 2
+        assert max(top, key=top.get) == token  # greedy
+        assert top[token] == logprob < 0
+    assert whole["text_offset"] == [sum(map(len, whole["tokens"][:i])) for i in range(6)]
+    pieces = [event["choices"][0]["logprobs"] for event in stream(server, **asked)[:-1]]
+    assert {field: [part for piece in pieces for part in piece[field]] for field in whole} == whole
+
+
+def test_echo_scores_a_given_text_without_generating(server: ServerProcess) -> None:
+    answer = server.complete(prompt="Hi there", max_tokens=0, echo=True, logprobs=0)
+    (choice,) = answer["choices"]
+    assert choice["text"] == "Hi there" == "".join(choice["logprobs"]["tokens"])
+    assert answer["usage"]["completion_tokens"] == 0
+    told = choice["logprobs"]
+    assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+    assert all(list(top.values()) == [p] for top, p in zip(told["top_logprobs"][1:], told["token_logprobs"][1:]))  # noqa: B905
+    more = server.complete(prompt="Hi there", max_tokens=2, echo=True, logprobs=0, ignore_eos=True)["choices"][0]
+    assert more["text"].startswith("Hi there")
+    assert more["logprobs"]["token_logprobs"][: len(told["tokens"])] == told["token_logprobs"]
+    assert len(more["logprobs"]["tokens"]) == len(told["tokens"]) + 2
+
+
+def test_prompt_logprobs_tell_each_prompt_token_by_id(server: ServerProcess) -> None:
+    choice = server.complete(prompt=PROMPT, max_tokens=1, prompt_logprobs=2)["choices"][0]
+    first, *others = choice["prompt_logprobs"]
+    assert first is None
+    assert choice["logprobs"] is None
+    for token, told in zip(PROMPT[1:], others, strict=True):
+        assert len(told) == (2 if told[str(token)]["rank"] <= 2 else 3)
+        assert {1, 2} <= {entry["rank"] for entry in told.values()}
+        assert all(entry["logprob"] < 0 for entry in told.values())
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -195,7 +234,11 @@ def test_seed_fixes_a_sampled_answer_and_its_absence_does_not(server: ServerProc
         ({"prompt": [1], "stream": "yes"}, "stream must be"),
         ({"prompt": [1], "stream_options": {"include_usage": True}}, "stream_options needs stream"),
         ({"prompt": [1], "n": 2}, "n = 2 is not supported"),
-        ({"prompt": [1], "logprobs": 1}, "logprobs"),
+        ({"prompt": [1], "logprobs": 21}, "logprobs must be a whole number from 0 to 20, not 21"),
+        ({"prompt": [1], "logprobs": True}, "logprobs must be"),
+        ({"prompt": [1], "prompt_logprobs": -1}, "prompt_logprobs must be"),
+        ({"prompt": [1], "prompt_logprobs": 1, "stream": True}, "prompt_logprobs needs stream = false"),
+        ({"prompt": [1], "echo": True, "stream": True}, "echo needs stream = false"),
         ({"prompt": [1], "tools": [{}]}, "tools"),
         ({"prompt": [1], "stop": ["x"]}, "stop"),
         ({"prompt": [1], "top_p": 0.5}, "top_p"),
