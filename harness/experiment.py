@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from backends.base import EngineSettings, normalise_backend_name
+from backends.redact import known_secrets, public_argv, public_environment
 from results.errors import UsageError
 from workloads.base import canonical
 from workloads.union import Workload
@@ -42,6 +43,15 @@ class EngineSpec(BaseModel):
     def _backend(cls, value: str) -> str:
         return normalise_backend_name(value)
 
+    def public(self) -> EngineSpec:
+        """The same without secrets: what may be written to a file, and what names a cell (a new key is no new engine)."""
+        env = public_environment(self.env)
+        secrets = known_secrets(self.env)
+        command = None if self.command is None else tuple(public_argv(self.command, secrets))
+        return self.model_copy(
+            update={"env": env, "command": command, "options": tuple(public_argv(self.options, secrets))}
+        )
+
 
 class BatchLoad(BaseModel):
     """`batch` requests sent at once, `waves` times; a wave starts when the one before has ended. The deliberate lock."""
@@ -53,6 +63,11 @@ class BatchLoad(BaseModel):
 
     @property
     def value(self) -> int:
+        return self.batch
+
+    @property
+    def in_flight(self) -> int:
+        """The most requests in flight at once."""
         return self.batch
 
     @property
@@ -77,8 +92,22 @@ class ConcurrencyLoad(BaseModel):
     concurrency: int = Field(gt=0)
     requests: int = Field(gt=0)
 
+    @model_validator(mode="after")
+    def _enough(self) -> ConcurrencyLoad:
+        if self.requests < 2 * self.concurrency:
+            raise ValueError(
+                f"{self.requests} requests are too few for {self.concurrency} slots: the first of each slot is shortened so "
+                f"that the loop starts out of phase, so at least {2 * self.concurrency} are needed"
+            )
+        return self
+
     @property
     def value(self) -> int:
+        return self.concurrency
+
+    @property
+    def in_flight(self) -> int:
+        """The most requests in flight at once."""
         return self.concurrency
 
     @classmethod
@@ -124,11 +153,16 @@ class Experiment(BaseModel):
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ValueError(f"engine label used more than once: {', '.join(twice)}")
+        for name, items in (("workload", self.workloads), ("load", self.loads)):
+            for index, item in enumerate(items):
+                if item in items[:index]:
+                    raise ValueError(f"{name} {index} stands there twice: {item.model_dump(mode='json')}")
         return self
 
     def to_yaml(self) -> str:
-        """The resolved experiment as it is kept in the run."""
-        text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        """The resolved experiment as it is kept in the run, without secrets."""
+        public = self.model_copy(update={"engines": tuple(engine.public() for engine in self.engines)})
+        text: str = yaml.safe_dump(public.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         return text
 
 
@@ -148,7 +182,8 @@ class Cell(BaseModel):
     @property
     def id(self) -> str:
         """A hash of what was asked; stable across machines and versions within a schema number."""
-        return hashlib.sha256(canonical(self.model_dump(mode="json")).encode()).hexdigest()[:16]
+        asked = self.model_copy(update={"engine": self.engine.public()}).model_dump(mode="json")
+        return hashlib.sha256(canonical(asked).encode()).hexdigest()[:16]
 
 
 def cells_of(experiment: Experiment) -> list[Cell]:

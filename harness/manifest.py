@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 
-from backends.process import public_argv
 from results.clock import ClockPair
 from results.schema import SCHEMA_VERSION
 
@@ -55,8 +54,8 @@ def make_manifest(
 
 
 def start_facts(argv: Sequence[str]) -> dict[str, Any]:
-    """One start of the command: the words (secrets taken out), the folder, and both clocks."""
-    return {"command": public_argv(argv), "cwd": str(Path.cwd()), **asdict(ClockPair.read())}
+    """One start of the command: the words (secrets taken out by the caller), the folder, and both clocks."""
+    return {"command": list(argv), "cwd": str(Path.cwd()), **asdict(ClockPair.read())}
 
 
 def host_facts() -> dict[str, Any]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backends.base import Backend, LaunchContext, LaunchPlan, Resolved, get_backend
-from backends.process import ServerProcess, free_port
+from backends.base import Backend, LaunchPlan, Resolved, get_backend
+from backends.process import ServerProcess
 from backends.server_log import read_log
 from harness.experiment import EngineSpec, Timeouts
+from harness.launch import fetch_documents, launch
 from harness.models import ModelRef
-from harness.session import HOST, fetch_documents
 from results.errors import UsageError
 
 
@@ -77,24 +77,9 @@ def open_server(
         return
     if not backend.capabilities.launches:
         raise UsageError(f"Backend {backend.name!r} attaches to a server: give --url http://HOST:PORT.")
-    if model is None:
-        raise UsageError(f"Engine {engine.label!r} launches a server, so it needs a model: name one with --model.")
-    port = free_port(HOST)
-    plan = backend.launch_plan(
-        LaunchContext(
-            model=model.folder,
-            served_name=model_name,
-            settings=engine.settings,
-            session_dir=folder.resolve(),
-            host=HOST,
-            port=port,
-            command=backend.command(engine.command),
-            options=engine.options,
-            env=engine.env,
-        )
-    )
-    server = OpenServer(backend, engine, f"http://{HOST}:{port}", folder, plan=plan)
-    with ServerProcess.start(plan, server.log, timeouts.stop_s, host=HOST, port=port) as process:
+    launched = launch(backend, engine, model, model_name, folder, timeouts)
+    server = OpenServer(backend, engine, launched.url, folder, plan=launched.plan)
+    with launched.process as process:
         server.process = process
         server.ready_s = process.wait_ready(
             server.url,

@@ -18,7 +18,11 @@ class Planner(Protocol):
     """Decides what is measured next."""
 
     def next_cell(self, results: Mapping[str, Mapping[str, Any]]) -> Cell | None:
-        """The next cell, or None to stop. `results` maps the ids of finished cells to their records, in order."""
+        """The next cell, or None to stop.
+
+        `results` maps the ids of finished cells, in the order they were finished, to their entries of summary.json; a cell
+        whose engine could not be measured has {"failure": {"class", "words", ...}} instead.
+        """
         ...
 
     def planned(self) -> list[Cell]:
@@ -47,3 +51,8 @@ class GridPlanner:
 
     def planned(self) -> list[Cell]:
         return list(self._order)
+
+
+def planner_for(experiment: Experiment) -> Planner:
+    """The planner an experiment asks for."""
+    return GridPlanner(experiment)

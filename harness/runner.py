@@ -8,13 +8,14 @@ from typing import Any
 from backends.base import Resolved, Source, get_backend
 from harness.cell_run import CellInterruptedError, run_cell
 from harness.experiment import Cell, Experiment
+from harness.launch import fetch_documents
 from harness.models import ModelRef
 from harness.observer import Observer
 from harness.planner import Planner
-from harness.session import Session, fetch_documents, open_session, refuse_too_long
+from harness.session import Session, failure_record, open_session, refuse_too_long
 from results.cell_summary import cell_summary
 from results.clock import ClockPair
-from results.errors import EXIT_BAD_ANSWER, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, EngineError
+from results.errors import EXIT_BAD_ANSWER, EXIT_INTERRUPTED, EXIT_OK, DynoError, EngineError, UsageError
 from results.store import RunWriter
 from results.summary import build_summary
 from workloads.base import Vocabulary
@@ -25,9 +26,11 @@ _MAX_DEATHS = 2
 
 @dataclass(slots=True)
 class RunOutcome:
-    """How a sweep ended: engines that could not be measured (label -> why), whether Ctrl-C ended it, the summary."""
+    """How a sweep ended: engines that could not be measured to the end (label -> why), the error that ended the run early,
+    whether Ctrl-C did, and the summary of what there is."""
 
-    failed_engines: dict[str, str] = field(default_factory=dict)
+    failed_engines: dict[str, DynoError] = field(default_factory=dict)
+    error: DynoError | None = None
     interrupted: bool = False
     summary: dict[str, Any] = field(default_factory=dict)
 
@@ -35,8 +38,9 @@ class RunOutcome:
     def exit_code(self) -> int:
         if self.interrupted:
             return EXIT_INTERRUPTED
-        if self.failed_engines:
-            return EXIT_ENVIRONMENT
+        failures = [*self.failed_engines.values(), *([self.error] if self.error else [])]
+        if failures:
+            return max(error.exit_code for error in failures)
         invalid = any(cell["verdict"] == "INVALID" for cell in self.summary.get("cells", []))
         return EXIT_BAD_ANSWER if invalid else EXIT_OK
 
@@ -76,32 +80,41 @@ class Runner:
     def run(self) -> RunOutcome:
         """Measure every cell that is not committed yet. Whatever happens, no server is left and the summary is written."""
         outcome = RunOutcome()
-        results: dict[str, dict[str, Any]] = {c.id: c.to_dict() for c in self._store.cells()}
+        results = {cell["id"]: cell for cell in build_summary(self._store)["cells"]}
         planned = self._planner.planned()
         self._observer.run_started(len(planned), sum(1 for c in planned if c.id in results))
         try:
             while (cell := self._planner.next_cell(results)) is not None:
-                if cell.engine.label in outcome.failed_engines:
-                    results[cell.id] = {"skipped": outcome.failed_engines[cell.engine.label]}
-                    continue
-                try:
-                    results[cell.id] = self._measure(cell)
-                except EngineError as error:
-                    outcome.failed_engines[cell.engine.label] = str(error)
-                    self._observer.engine_failed(cell.engine.label, str(error))
+                results[cell.id] = self._result(cell, outcome)
         except (KeyboardInterrupt, CellInterruptedError):
             outcome.interrupted = True
+        except DynoError as error:
+            outcome.error = error
         finally:
-            self._close_session()
-        self._store.update_manifest(end=asdict(ClockPair.read()))
-        outcome.summary = build_summary(self._store)
-        self._store.write_summary(outcome.summary)
+            self._close_session(outcome)
+        try:
+            self._store.update_manifest(end=asdict(ClockPair.read()))
+            outcome.summary = build_summary(self._store)
+            self._store.write_summary(outcome.summary)
+        except DynoError as error:
+            outcome.error = outcome.error or error
         return outcome
 
-    def _measure(self, cell: Cell) -> dict[str, Any]:
-        session = self._session_for(cell)
+    def _result(self, cell: Cell, outcome: RunOutcome) -> dict[str, Any]:
+        """A measured cell as its entry of the summary, or {"failure": ...} for one whose engine cannot be measured."""
+        label = cell.engine.label
+        if label not in outcome.failed_engines:
+            try:
+                return self._measure(cell, self._session_for(cell, outcome))
+            except (EngineError, UsageError) as error:
+                outcome.failed_engines[label] = error
+                self._observer.engine_failed(label, str(error))
+        return {"failure": failure_record(outcome.failed_engines[label])}
+
+    def _measure(self, cell: Cell, session: Session) -> dict[str, Any]:
         record = run_cell(cell, session, self._experiment, self._store, self._vocabulary, self._observer)
-        self._observer.cell_done(cell, cell_summary(self._store, record, session.record.to_dict()))
+        summary = cell_summary(self._store, record, session.record.to_dict())
+        self._observer.cell_done(cell, summary)
         if any(fault.code == "server_died" for fault in record.faults):
             label = cell.engine.label
             self._deaths[label] = self._deaths.get(label, 0) + 1
@@ -109,19 +122,29 @@ class Runner:
                 raise EngineError(
                     f"The server of engine {label!r} died in {self._deaths[label]} cells. {record.faults[-1].evidence}"
                 )
-        return record.to_dict()
+        return summary
 
-    def _session_for(self, cell: Cell) -> Session:
+    def _session_for(self, cell: Cell, outcome: RunOutcome) -> Session:
         if self._session is not None and self._session.serves(cell):
             return self._session
-        self._close_session()
+        self._close_session(outcome)
         self._session = open_session(
             cell.engine, cell.block, self._experiment, self._store, self._model, self._observer
         )
         return self._session
 
-    def _close_session(self) -> None:
+    def _close_session(self, outcome: RunOutcome) -> None:
+        """Close the open session, if any. What goes wrong there is its own engine's, not that of the next cell."""
         session, self._session = self._session, None
-        if session is not None:
+        if session is None:
+            return
+        label = session.record.engine
+        try:
             session.close(self._store)
-            self._observer.session_ended(session.record.engine)
+        except EngineError as error:
+            outcome.failed_engines[label] = error
+            self._observer.engine_failed(label, str(error))
+        except DynoError as error:
+            outcome.error = outcome.error or error
+        finally:
+            self._observer.session_ended(label)

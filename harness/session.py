@@ -11,12 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from backends.base import Backend, LaunchContext, Resolved, get_backend
+from backends.base import Backend, Resolved, get_backend
 from backends.failures import ServerError
-from backends.http_probe import ProbeError, ServerURL, get
-from backends.process import ServerProcess, free_port, public_argv, public_environment, relevant_environment
+from backends.http_probe import ServerURL
+from backends.process import ServerProcess, public_argv, public_environment, relevant_environment
 from backends.server_log import read_log
 from harness.experiment import Cell, EngineSpec, Experiment
+from harness.launch import fetch_documents, launch
 from harness.models import ModelRef
 from harness.observer import Observer
 from harness.telemetry.process import SamplerProcess
@@ -27,7 +28,6 @@ from results.records import SessionRecord
 from results.store import RunWriter
 from results.truth import seal
 
-HOST = "127.0.0.1"
 # What of an engine's resolved settings may differ between two sessions of one run without making them unlike.
 _VOLATILE_SETTINGS = frozenset({"url", "port"})
 # Read back from what memory happened to be free, unless asked for: a few blocks more or less make no other engine.
@@ -95,21 +95,28 @@ class Session:
         self.record.failure = failure_record(error)
         return error
 
+    def check_reachable(self, timeout_s: float) -> None:
+        """Raise EngineError when a server that is not ours to supervise does not answer any more."""
+        if not self.backend.capabilities.launches:
+            self.backend.check_attached(self.url, timeout_s)
+
     def close(self, store: RunWriter) -> None:
         """Stop the sampler and the server, seal the truth log, and write the record's last form.
 
         Raises LeftBehindError when something of the server cannot be ended; the record is written all the same.
         """
-        self.sampler.stop()
-        if not self.server.alive() and self.record.failure is None:
-            self.died()
         try:
-            self.record.exit_code = self.server.stop()
+            self.sampler.stop()
+            if not self.server.alive() and self.record.failure is None:
+                self.died()
         finally:
-            self.record.timeline |= self.server.timeline
-            self.record.ended = self.record.timeline["ended"] = now_ns()
-            seal(self.folder)
-            store.write_session(self.record)
+            try:
+                self.record.exit_code = self.server.stop()
+            finally:
+                self.record.timeline |= self.server.timeline
+                self.record.ended = self.record.timeline["ended"] = now_ns()
+                store.write_session(self.record)
+                seal(self.folder)
 
 
 def failure_record(error: BaseException) -> dict[str, str]:
@@ -184,26 +191,12 @@ def _launch(
     record: SessionRecord,
     folder: Path,
 ) -> ServerProcess:
-    if model is None:
-        raise UsageError(f"Engine {engine.label!r} launches a server, so it needs a model: name one with --model.")
-    port = free_port(HOST)
-    context = LaunchContext(
-        model=model.folder,
-        served_name=experiment.model,
-        settings=engine.settings,
-        session_dir=folder.resolve(),
-        host=HOST,
-        port=port,
-        command=backend.command(engine.command),
-        options=engine.options,
-        env=engine.env,
-    )
-    plan = backend.launch_plan(context)
-    record.argv = public_argv(plan.argv)
-    record.env = relevant_environment(os.environ) | public_environment(plan.env)
-    record.files, record.notes = [str(path) for path in plan.files], list(plan.notes)
-    record.url = f"http://{HOST}:{port}"
-    return ServerProcess.start(plan, folder / "server.log", experiment.timeouts.stop_s, host=HOST, port=port)
+    launched = launch(backend, engine, model, experiment.model, folder, experiment.timeouts)
+    record.argv = public_argv(launched.plan.argv)
+    record.env = relevant_environment(os.environ) | public_environment(launched.plan.env)
+    record.files, record.notes = [str(path) for path in launched.plan.files], list(launched.plan.notes)
+    record.url = launched.url
+    return launched.process
 
 
 def _wait_ready(
@@ -240,19 +233,6 @@ def _start_sampler(
     return SamplerProcess(config, folder / "sampler.log")
 
 
-def fetch_documents(backend: Backend, url: str) -> dict[str, Any]:
-    """What the server tells of itself: each of the backend's settings paths as JSON, or as text where it is not JSON."""
-    documents: dict[str, Any] = {}
-    for path in backend.settings_paths():
-        try:
-            reply = get(url, path, timeout_s=10, key_env=backend.api_key_env())
-        except ProbeError:
-            continue
-        if reply.status == 200:
-            documents[path] = reply.document()
-    return documents
-
-
 def fingerprint(record: SessionRecord, resolved: dict[str, Resolved]) -> dict[str, Any]:
     """What two sessions of an engine must share to be blocks of one run."""
     volatile = _VOLATILE_SETTINGS | (_MEASURED_SETTINGS - record.asked.keys())
@@ -272,9 +252,13 @@ def told_phases(backend: Backend, log: str) -> dict[str, int]:
 
 
 def _refuse_other_fingerprint(store: RunWriter, record: SessionRecord) -> None:
-    """Raise UsageError where an earlier session of this engine in this run was another thing under the same label."""
+    """Raise UsageError where cells of this engine in this run were measured on another thing under the same label.
+
+    Only sessions that own a committed cell count: one that was refused here must not refuse the right engine later.
+    """
+    measured = {cell.session for cell in store.cells()}
     for earlier in store.sessions():
-        if earlier["engine"] != record.engine or not earlier.get("fingerprint"):
+        if earlier["engine"] != record.engine or earlier["id"] not in measured or not earlier.get("fingerprint"):
             continue
         before, now = earlier["fingerprint"], json.loads(json.dumps(record.fingerprint))
         if before != now:
@@ -297,6 +281,6 @@ def refuse_too_long(experiment: Experiment, engine: str, max_model_len: Resolved
     for workload in experiment.workloads:
         if workload.longest > limit:
             raise UsageError(
-                f"{workload.input_len.longest} prompt tokens and {workload.output_len.longest} output tokens make {workload.longest}, "
+                f"{workload.longest_input} prompt tokens and {workload.longest_output} output tokens make {workload.longest}, "
                 f"more than the {limit} that engine {engine!r} takes. Ask for shorter --input-len or --output-len."
             )

@@ -112,8 +112,9 @@ class RunWriter(RunStore):
         """
         writer = cls(path)
         try:
-            existing = path.is_dir() and any(e for e in os.scandir(path) if e.name != ".lock")
-            if existing and not (path / "manifest.json").is_file():
+            # The manifest is written last: a start that was cut off before it left only names of ours, and is made anew.
+            existing = (path / "manifest.json").is_file()
+            if not existing and path.is_dir() and not all(_is_ours(entry) for entry in os.scandir(path)):
                 raise UsageError(f"{path} exists and is not a run. Name another folder with --out, or remove it.")
             path.mkdir(parents=True, exist_ok=True)
             writer._take_lock()
@@ -168,7 +169,7 @@ class RunWriter(RunStore):
         """A fresh session id (ordered, readable) and its folder."""
         slug = "".join(c if c.isalnum() or c in "-_." else "_" for c in engine)[:40]
         for number in range(len(list((self.path / "sessions").iterdir())), 1_000_000):
-            session_id = f"{number:03d}-b{block}-{slug}"
+            session_id = f"{number:04d}-b{block}-{slug}"
             folder = self.session_dir(session_id)
             try:
                 folder.mkdir()
@@ -224,6 +225,13 @@ class RunWriter(RunStore):
             raise store_error(folder, error) from error
         write_atomic(folder / "cell.json", to_json(record.to_dict()))
         sync_folder(folder.parent)
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    """Whether an unfinished start of ours can have left this: its files, or its folders while they are empty."""
+    if entry.name in ("sessions", "cells"):
+        return entry.is_dir() and not any(os.scandir(entry.path))
+    return entry.name in (".lock", "experiment.yaml") or (entry.name.startswith(".") and entry.name.endswith(".tmp"))
 
 
 def find_runs(root: Path) -> Iterator[Path]:

@@ -21,9 +21,24 @@ class RandomWorkload(BaseModel):
     output_len: Length
 
     @property
+    def longest_input(self) -> int:
+        return self.input_len.longest
+
+    @property
+    def longest_output(self) -> int:
+        return self.output_len.longest
+
+    @property
     def longest(self) -> int:
-        """The most tokens (prompt and output together) one request can need."""
-        return self.input_len.longest + self.output_len.longest
+        return self.longest_input + self.longest_output
+
+    @property
+    def expected_input(self) -> int:
+        return self.input_len.nominal
+
+    @property
+    def expected_output(self) -> int:
+        return self.output_len.nominal
 
     @property
     def label(self) -> str:

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from workloads.random import RandomWorkload
 
-# A union of one so far; pydantic's discriminator goes here with the second.
+# A union of one so far; the second joins with `Annotated[A | B, Field(discriminator="type")]`. Each is a `WorkloadLike`.
 Workload = RandomWorkload

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from backends.base import get_backend, normalise_backend_name
 from backends.http_probe import ServerURL
 from harness.cli.values import engine_fields, positive_int, positive_ints
-from harness.experiment import BatchLoad, ConcurrencyLoad, Experiment, Timeouts, experiment_from, load_experiment
+from harness.experiment import (
+    BatchLoad,
+    ConcurrencyLoad,
+    EngineSpec,
+    Experiment,
+    Timeouts,
+    describe_validation,
+    experiment_from,
+    load_experiment,
+)
 from results.errors import UnknownNameError, UsageError
 from workloads.lengths import FixedLength, UniformLength
 
@@ -43,7 +54,7 @@ class SweepFlags:
 def build_experiment(flags: SweepFlags) -> Experiment:
     """Raises UsageError for anything that cannot be made sense of, naming the flag."""
     data, origin = _base(flags)
-    if engines := _engines(flags):
+    if engines := engine_mappings(flags.backends, flags.engines, flags.url):
         data["engines"] = engines
     if flags.model is not None:
         data["model"] = flags.model
@@ -84,10 +95,11 @@ def _base(flags: SweepFlags) -> tuple[dict[str, Any], str]:
     return {}, "The command line"
 
 
-def _engines(flags: SweepFlags) -> list[dict[str, Any]]:
-    engines = [{"label": normalise_backend_name(b), "backend": b} for b in flags.backends]
-    engines += [engine_fields(text) for text in flags.engines]
-    if flags.url is not None:
+def engine_mappings(backends: Sequence[str], texts: Sequence[str], url: str | None) -> list[dict[str, Any]]:
+    """Engines as in an experiment file, from --backend, --engine and --url."""
+    engines: list[dict[str, Any]] = [{"label": normalise_backend_name(b), "backend": b} for b in backends]
+    engines += [engine_fields(text) for text in texts]
+    if url is not None:
         attachable = [e for e in engines if normalise_backend_name(e["backend"]) == "openai"]
         if not engines:
             attachable = engines = [{"label": "openai", "backend": "openai"}]
@@ -96,8 +108,25 @@ def _engines(flags: SweepFlags) -> list[dict[str, Any]]:
                 f"--url names the server of one engine with backend openai; here are {len(attachable)}. "
                 "With several, give each its own: --engine label=a,backend=openai,url=http://..."
             )
-        attachable[0].setdefault("url", flags.url)
+        attachable[0].setdefault("url", url)
     return engines
+
+
+def engine_specs(backends: Sequence[str], texts: Sequence[str], url: str | None) -> list[EngineSpec]:
+    """The same, each checked by itself and with a label of its own. Raises UsageError."""
+    specs: list[EngineSpec] = []
+    for engine in engine_mappings(backends, texts, url):
+        _check_engine(engine)
+        try:
+            spec = EngineSpec.model_validate(engine)
+        except ValidationError as error:
+            raise UsageError(f"Engine {engine['label']!r}: {describe_validation(error.errors())}.") from error
+        if any(spec.label == other.label for other in specs):
+            raise UsageError(
+                f"Two engines are labelled {spec.label!r}: give each its own, --engine label=..,backend=.."
+            )
+        specs.append(spec)
+    return specs
 
 
 def _check_engine(engine: dict[str, Any]) -> None:
@@ -123,7 +152,7 @@ def _served_model(engines: list[dict[str, Any]]) -> str:
     for engine in attached:
         _check_engine(engine)
     first = attached[0]
-    from harness.session import fetch_documents
+    from harness.launch import fetch_documents
 
     backend = get_backend(first["backend"])
     backend.check_attached(first["url"], Timeouts().connect_s)
@@ -133,10 +162,13 @@ def _served_model(engines: list[dict[str, Any]]) -> str:
 def _loads(flags: SweepFlags, data: dict[str, Any]) -> None:
     number = positive_int("--requests", flags.requests) if flags.requests is not None else None
     loads: list[BatchLoad | ConcurrencyLoad] = []
-    if flags.batch is not None:
-        loads += [BatchLoad.of(b, number) for b in positive_ints("--batch", flags.batch)]
-    if flags.concurrency is not None:
-        loads += [ConcurrencyLoad.of(c, number) for c in positive_ints("--concurrency", flags.concurrency)]
+    try:
+        if flags.batch is not None:
+            loads += [BatchLoad.of(b, number) for b in positive_ints("--batch", flags.batch)]
+        if flags.concurrency is not None:
+            loads += [ConcurrencyLoad.of(c, number) for c in positive_ints("--concurrency", flags.concurrency)]
+    except ValidationError as error:
+        raise UsageError(f"--requests: {describe_validation(error.errors())}.") from error
     if loads:
         data["loads"] = [load.model_dump(mode="json") for load in loads]
     elif "loads" not in data:

@@ -110,12 +110,14 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
 
     from backends.base import get_backend
     from harness.cli.live import observer_for
+    from harness.cli.values import public_command
     from harness.manifest import make_manifest
     from harness.model_parts import model_parts
-    from harness.planner import GridPlanner
+    from harness.planner import planner_for
     from harness.runner import Runner, check_before_launch
     from reports.build import render_report
     from reports.console import print_report
+    from results.errors import DynoError
     from results.files import to_json
     from results.report_data import load_report_data
     from results.store import RunWriter
@@ -123,9 +125,9 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
     launches = any(get_backend(e.backend).capabilities.launches for e in experiment.engines)
     parts = model_parts(experiment.model, experiment.tokenizer, needs_folder=launches)
     check_before_launch(experiment, parts.config)
-    manifest = make_manifest(["dyno", *sys.argv[1:]], experiment.model, parts.folder, parts.config)
+    manifest = make_manifest(public_command(["dyno", *sys.argv[1:]]), experiment.model, parts.folder, parts.config)
     with RunWriter.start(folder, experiment.to_yaml(), manifest) as store:
-        planner = GridPlanner(experiment)
+        planner = planner_for(experiment)
         missing = [cell for cell in planner.planned() if not store.has_cell(cell.id)]
         if not missing and not quiet:
             console.print(
@@ -134,14 +136,20 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
             )  # fmt: skip
         runner = Runner(experiment, planner, store, parts.model, parts.vocabulary, observer_for(console, quiet))
         outcome = runner.run()
-        data = load_report_data(store, outcome.summary)
-        path = render_report(store, data)
-        if as_json:
-            typer.echo(to_json(outcome.summary).decode(), nl=False)
-        elif not quiet:
-            print_report(data, console, path)
+        try:
+            data = load_report_data(store, outcome.summary)
+            path = render_report(store, data)
+        except DynoError as error:  # the run's own error, where there is one, is what the user must see
+            outcome.error = outcome.error or error
+        else:
+            if as_json:
+                typer.echo(to_json(outcome.summary).decode(), nl=False)
+            elif not quiet:
+                print_report(data, console, path)
         for label, why in outcome.failed_engines.items():
             print(f"dyno: engine {label!r} was not measured to the end. {why}", file=sys.stderr)
+        if outcome.error is not None:
+            print(f"dyno: {outcome.error}", file=sys.stderr)
         if outcome.interrupted:
             print("dyno: interrupted. Committed cells are kept; the same command completes the run.", file=sys.stderr)
         return outcome.exit_code
@@ -149,10 +157,10 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
 
 def print_plan(experiment: Experiment, folder: Path, console: Console, as_json: bool) -> None:
     """What a sweep would do and send: sessions, cells, requests, tokens."""
-    from harness.planner import GridPlanner
+    from harness.planner import planner_for
     from results.files import to_json
 
-    cells = GridPlanner(experiment).planned()
+    cells = planner_for(experiment).planned()
     plan: dict[str, Any] = {
         "out": str(folder),
         "model": experiment.model,
@@ -160,12 +168,13 @@ def print_plan(experiment: Experiment, folder: Path, console: Console, as_json: 
         "sessions": len(experiment.engines) * experiment.blocks,
         "cells": len(cells),
         "requests": sum(c.load.requests for c in cells),
-        "input_tokens": sum(c.load.requests * c.workload.input_len.nominal for c in cells),
-        "output_tokens": sum(c.load.requests * c.workload.output_len.nominal for c in cells),
+        "input_tokens": sum(c.load.requests * c.workload.expected_input for c in cells),
+        "output_tokens": sum(c.load.requests * c.workload.expected_output for c in cells),
     }
     if as_json:
         fields = {"engine", "block", "load", "workload"}
-        order = [{"id": c.id, **c.model_dump(mode="json", include=fields)} for c in cells]
+        shown = [c.model_copy(update={"engine": c.engine.public()}) for c in cells]
+        order = [{"id": c.id, **c.model_dump(mode="json", include=fields)} for c in shown]
         typer.echo(to_json({**plan, "order": order}).decode(), nl=False)
         return
     for key, value in plan.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from results.errors import UnknownNameError, UsageError
@@ -30,6 +31,34 @@ def positive_int(flag: str, text: str) -> int:
     if len(values) != 1:
         raise UsageError(f"{flag} takes one number (given: {text!r}).")
     return values[0]
+
+
+def public_command(words: Sequence[str]) -> list[str]:
+    """A `dyno` command line without secrets, those inside `--engine KEY=VALUE,...` included."""
+    from backends.redact import public_argv
+
+    shown = public_argv(words)
+    for index, word in enumerate(shown):
+        flag, equals, rest = word.partition("=")
+        if flag == "--engine" and equals:
+            shown[index] = f"--engine={_public_engine(rest)}"
+        elif index and shown[index - 1] == "--engine":
+            shown[index] = _public_engine(word)
+    return shown
+
+
+def _public_engine(text: str) -> str:
+    from backends.redact import public_argv
+
+    parts = []
+    for part in text.replace("\\,", "\0").split(","):
+        key, equals, value = part.partition("=")
+        if key.strip() in ("options", "command"):
+            value = shlex.join(public_argv(shlex.split(value)))
+            parts.append(f"{key}={value}")
+        else:
+            parts.append(public_argv([part])[0] if equals else part)
+    return ",".join(parts).replace("\0", "\\,")
 
 
 def engine_fields(text: str) -> dict[str, Any]:
@@ -61,5 +90,5 @@ def engine_fields(text: str) -> dict[str, Any]:
             raise UnknownNameError("engine key", key, [*plain, *words, "env.NAME", *settings])
     if "backend" not in engine:
         raise UsageError(f"--engine needs backend=NAME (given: {text!r}).")
-    engine.setdefault("label", engine["backend"])
+    engine.setdefault("label", engine["backend"].strip().lower().replace("-", "_"))
     return engine

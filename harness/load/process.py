@@ -33,6 +33,10 @@ class LoadWorkerError(DynoError):
         self.stderr = stderr
 
 
+class LoadWorkerDiedError(LoadWorkerError):
+    """The worker ended, hung or spoke nonsense, as opposed to one that said in words what is wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Where the load stands; `tokens` are output tokens of finished requests."""
@@ -127,8 +131,8 @@ class LoadProcess:
             left = deadline - time.monotonic()
             if left <= 0:
                 self.kill()
-                raise LoadWorkerError(
-                    f"The load worker did not end within {timeout_s:g} s and was killed; its cell is lost. Stop it earlier, "
+                raise LoadWorkerDiedError(
+                    f"The load worker did not end within {timeout_s:g} s and was killed; what it measured is lost. Stop it earlier, "
                     "or give it shorter time limits.",
                     stderr=self._stderr(),
                 )
@@ -203,8 +207,8 @@ class LoadProcess:
             )
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             self.kill()
-            raise LoadWorkerError(
-                f"The load worker wrote something that is not progress: {line[:200]!r}. It was ended, its cell is lost.",
+            raise LoadWorkerDiedError(
+                f"The load worker wrote something that is not progress: {line[:200]!r}. It was ended; what it measured is lost.",
                 stderr=self._stderr(),
             ) from error
         self._finished = self._finished or self._last.finished
@@ -212,11 +216,11 @@ class LoadProcess:
     def _stderr(self) -> str:
         return self._errors.decode("utf-8", "replace").strip()
 
-    def _died(self, code: int) -> LoadWorkerError:
+    def _died(self, code: int) -> LoadWorkerDiedError:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         tail = self._stderr()
         last = f" It said: {tail.splitlines()[-1]}" if tail else ""
         self._close()
-        return LoadWorkerError(
-            f"The load worker {how} before it was through; its cell is lost and will be run again.{last}", stderr=tail
+        return LoadWorkerDiedError(
+            f"The load worker {how} before it was through; what it measured is lost.{last}", stderr=tail
         )

@@ -7,13 +7,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.telemetry.sampler import SamplerConfig
 from results.clock import now_ns
 from results.schema import SAMPLES
+
+_TAIL_BYTES = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An instant in a session's samples, and where in the file to look for what came after it."""
+
+    t: int = 0
+    offset: int = 0
 
 
 class SamplerProcess:
@@ -47,33 +57,32 @@ class SamplerProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def between(self, t0: int, t1: int) -> dict[str, list[Any]]:
-        """Columns of `results.schema.SAMPLES`: every sample whose interval touches [t0, t1]."""
-        rows = [row for row in self._rows() if row[4] >= t0 and row[3] <= t1]
+    def since(self, mark: Mark, t1: int) -> dict[str, list[Any]]:
+        """Columns of `results.schema.SAMPLES`: every sample from `mark` on whose interval touches [mark.t, t1]."""
+        rows = [row for row in self._rows(mark.offset) if row[4] >= mark.t and row[3] <= t1]
         if not self.alive:
-            rows.append(
-                ["sampler", "alive", None, t0, t1, None, f"the sampler ended with code {self._process.returncode}"]
-            )
+            why = f"the sampler ended with code {self._process.returncode}"
+            rows.append(["sampler", "alive", None, mark.t, t1, None, why])
         return columns(rows)
 
-    def settle(self, timeout_s: float = 5.0) -> int:
-        """Wait for a reading of every series that began after now; returns the instant from which readings count.
+    def settle(self, timeout_s: float = 5.0) -> Mark:
+        """Wait for a reading of every series that began after now; returns the mark from which readings count.
 
         Counters are differences of readings: without one before the load and one after it they would miss its edges. A
         sampler that is gone, or a server that does not answer, ends the wait after `timeout_s` at the latest.
         """
-        since, deadline = now_ns(), time.monotonic() + timeout_s
-        known = {(row[0]) for row in self._rows(tail_bytes=8192)}
+        mark, deadline = Mark(now_ns(), self._tail_offset()), time.monotonic() + timeout_s
+        known = {row[0] for row in self._rows(mark.offset)}
         while self.alive and time.monotonic() < deadline:
-            fresh = {row[0] for row in self._rows(tail_bytes=8192) if row[3] >= since}
+            fresh = {row[0] for row in self._rows(mark.offset) if row[3] >= mark.t}
             if fresh and fresh >= known:
                 break
             time.sleep(0.02)
-        return since
+        return mark
 
     def latest(self) -> dict[str, float | None]:
-        """The newest value of each metric, for the live view: from the file's tail, however long the session."""
-        return {row[1]: row[5] for row in self._rows(tail_bytes=8192)}
+        """The newest value of each metric, for the live view."""
+        return {row[1]: row[5] for row in self._rows(self._tail_offset())}
 
     def stop(self, timeout_s: float = 10) -> None:
         """End the child; a hung one is killed."""
@@ -83,13 +92,17 @@ class SamplerProcess:
             self._process.kill()
             self._process.communicate()
 
-    def _rows(self, tail_bytes: int | None = None) -> list[list[Any]]:
+    def _tail_offset(self) -> int:
+        """Where the last few rounds of readings begin, however long the session."""
+        return max(0, self._path.stat().st_size - _TAIL_BYTES) if self._path.exists() else 0
+
+    def _rows(self, offset: int = 0) -> list[list[Any]]:
+        """Whole lines from `offset` on (which may lie inside a line)."""
         try:
             with self._path.open("rb") as file:
-                if tail_bytes is not None:
-                    file.seek(max(0, self._path.stat().st_size - tail_bytes))
-                    if file.tell():
-                        file.readline()  # Most likely not a whole one.
+                file.seek(offset)
+                if offset:
+                    file.readline()
                 data = file.read()
         except FileNotFoundError:
             return []

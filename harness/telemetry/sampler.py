@@ -7,7 +7,6 @@ that does not answer leaves no hole in the host's series.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import signal
 import sys
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from backends.base import MetricRule
+from harness.child import die_with_parent
 from harness.telemetry.host import HostSampler
 from harness.telemetry.sample import Sample
 from harness.telemetry.server import ServerSampler
@@ -69,7 +69,7 @@ def sample_until(stop: threading.Event, interval_s: float, read: Callable[[], li
 def main() -> int:
     """Sample until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides; Ctrl-C reaches the whole foreground group.
-    _die_with_parent()
+    die_with_parent()
     config = SamplerConfig.from_json(json.loads(sys.stdin.readline()))
     stop = threading.Event()
     with open(config.out, "a", encoding="utf-8") as file:
@@ -92,12 +92,6 @@ def main() -> int:
         for thread in threads:
             thread.join(timeout=5)
     return 0
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import Run, finish
+from tests.end_to_end.conftest import Run, finish, wait_until
 from tests.servers.openai_fake import FakeServer
 from tests.servers.openai_fake_tokens import TokenSchedule
 
@@ -41,6 +41,38 @@ def test_a_fake_of_known_schedule_is_measured_with_every_token_counted(run: Run)
     assert len(set(prompts)) == len(prompts), "a prompt was sent twice"
     assert all(len(p) == 16 and all(isinstance(t, int) and 0 <= t < 32_000 for t in p) for p in prompts)
     assert all(r.headers["authorization"] == f"Bearer {KEY}" for r in received)
+
+
+def test_every_engine_of_a_run_meets_the_same_prompts_in_the_same_order(run: Run) -> None:
+    with FakeServer(TokenSchedule(interval_s=0.001, model="m")) as one, FakeServer(TokenSchedule(model="m")) as other:
+        code, _, err = finish(
+            run.start(
+                *("sweep", "--model", "m", "--tokenizer", "llama-7b", "--out", str(run.folder), "--batch", "1,3"),
+                *("--input-len", "8,12", "--output-len", "4", "--blocks", "2"),
+                *("--engine", f"label=one,backend=openai,url={one.url}"),
+                *("--engine", f"label=other,backend=openai,url={other.url}"),
+            )
+        )
+        sent = [[tuple(r.json["prompt"]) for r in s.requests if r.path.endswith("/completions")] for s in (one, other)]
+    assert code == 0, err
+    assert sorted(sent[0]) == sorted(sent[1])
+    assert len(set(sent[0])) == len(sent[0]), "a prompt was sent twice within an engine"
+
+
+def test_a_server_that_goes_away_leaves_its_cells_to_be_run_later(run: Run) -> None:
+    server = FakeServer(TokenSchedule(interval_s=0.001, model="m"))
+    with server:
+        url = server.url
+        child = run.start(
+            *("sweep", "--backend", "openai", "--url", url, "--model", "m", "--tokenizer", "llama-7b"),
+            *("--out", str(run.folder), "--batch", "1,2,3,4", "--input-len", "8", "--output-len", "4"),
+        )
+        wait_until(lambda: bool(run.committed()), "a first cell")
+    code, _, err = finish(child)
+    assert code == 4, err
+    assert "Nothing answers" in err
+    assert all(c["verdict"] != "INVALID" or c["requests"]["ok"] for c in run.summary()["cells"])
+    assert len(run.committed()) < 4
 
 
 def test_the_key_is_in_no_file_of_the_run(run: Run) -> None:

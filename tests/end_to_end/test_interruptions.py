@@ -108,14 +108,34 @@ def test_a_command_that_does_not_exist_is_named(run: Run) -> None:
     assert "DYNO_" in err
 
 
-def test_a_kv_pool_too_small_for_a_request_is_a_failure_with_its_arithmetic(run: Run) -> None:
+def test_a_kv_pool_too_small_for_a_request_is_refused_with_both_numbers(run: Run) -> None:
     code, _, err = finish(run.start(
         *("sweep", "--model", str(run.model), "--batch", "1", "--input-len", "64", "--output-len", "8", "--out", str(run.folder)),
-        *("--engine", "label=tiny,backend=reference,kv_cache_tokens=32"),
+        *("--engine", "label=tiny,backend=reference,threads=1,kv_cache_tokens=32"),
+        *("--engine", "label=enough,backend=reference,threads=1,kv_cache_tokens=320"),
     ))  # fmt: skip
-    assert code in (1, 2, 4)
-    assert code != 2 or "32" in err
+    assert code == 2
+    assert "64 prompt tokens and 8 output tokens make 72, more than the 32 that engine 'tiny' takes" in err
     assert "Traceback" not in err
+    # The engine that can is measured all the same.
+    assert [c["engine"] for c in run.summary()["cells"]] == ["enough"]
+
+
+def test_a_load_worker_that_dies_makes_that_cell_invalid_and_the_rest_goes_on(run: Run) -> None:
+    child = run.sweep(*LONG)
+    wait_until(lambda: bool(run.committed()) and any(run.folder.glob("cells/*/load/*")), "a cell under way")
+    worker = next(
+        p for p in psutil.process_iter(["cmdline"])
+        if "harness.load.worker" in (words := p.info["cmdline"] or []) and str(run.folder) in " ".join(words)
+    )  # fmt: skip
+    worker.kill()
+    code, _, err = finish(child)
+    assert code == 1, err
+    cells = run.summary()["cells"]
+    (invalid,) = [c for c in cells if c["verdict"] == "INVALID"]
+    assert len(cells) == 6
+    assert "load_failed" in {r["code"] for r in invalid["reasons"]}
+    assert (run.folder / "report.html").exists()
 
 
 @pytest.fixture

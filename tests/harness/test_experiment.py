@@ -55,6 +55,9 @@ def test_an_experiment_survives_the_round_trip_through_its_file(tmp_path: Path) 
         ({"loads": [{"mode": "warp"}]}, r"loads\.0.*'warp'.*'batch'"),
         ({"engines": [{"label": "a", "backend": "x"}, {"label": "a", "backend": "y"}]}, "more than once: a"),
         ({"engines": []}, "engines"),
+        ({"loads": [{"mode": "batch", "batch": 1, "waves": 2}] * 2}, "load 1 stands there twice"),
+        ({"loads": [{"mode": "concurrency", "concurrency": 8, "requests": 9}]}, "9 requests are too few for 8 slots.*16"),
+        ({"workloads": [LENGTHS, LENGTHS]}, "workload 1 stands there twice"),
         ({"colour": 1}, "colour"),
         ({"workloads": [{**LENGTHS, "input_len": {"dist": "uniform", "low": 9, "high": 3}}]}, r"high \(3\) is below low \(9\)"),
     ],
@@ -116,3 +119,21 @@ def test_a_planner_asked_again_goes_on_where_cells_are_missing() -> None:
     planner = GridPlanner(experiment())
     done = {c.id: {} for c in planner.planned()[1:]}
     assert planner.next_cell(done) == planner.planned()[0]
+
+
+def test_secrets_are_in_no_file_and_rename_no_cell() -> None:
+    def with_key(key: str) -> Experiment:
+        engine = {
+            "label": "a",
+            "backend": "reference",
+            "env": {"HF_TOKEN": key, "OMP": "1"},
+            "options": ["--api-key", key],
+        }
+        return experiment(engines=[engine])
+
+    old, new = with_key("hf_aaaaaaaa"), with_key("hf_bbbbbbbb")
+    assert "hf_a" not in old.to_yaml()
+    assert "OMP" in old.to_yaml()
+    assert old.to_yaml() == new.to_yaml()
+    assert [c.id for c in cells_of(old)] == [c.id for c in cells_of(new)]
+    assert old.engines[0].env["HF_TOKEN"] == "hf_aaaaaaaa"

@@ -99,6 +99,17 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
     assert list(find_runs(tmp_path)) == []
 
 
+def test_a_start_that_was_cut_off_is_made_anew(tmp_path: Path) -> None:
+    run = tmp_path / "r"
+    for name in ("sessions", "cells"):
+        (run / name).mkdir(parents=True)
+    (run / "experiment.yaml").write_text("half: [")
+    (run / ".manifest.json.77.tmp").write_text("{")
+    with RunWriter.start(run, EXPERIMENT, MANIFEST) as store:
+        assert store.experiment["model"] == "m"
+    assert RunStore.open(run).manifest["starts"] == [MANIFEST["start"]]
+
+
 def test_a_second_writer_is_kept_out_while_the_first_lives(tmp_path: Path) -> None:
     with RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST), pytest.raises(UsageError, match="being written"):
         RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST)

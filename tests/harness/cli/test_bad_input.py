@@ -40,6 +40,7 @@ SWEEP = ("sweep", "--backend", "reference", "--model", "random-tiny", "--batch",
         ((*SWEEP, "--engine", "label=b,backend=reference,quantisation=awq"), "no way to set 'quantisation'.*understands"),
         ((*SWEEP, "--input-len", "2000", "--output-len", "49"), "2000 prompt tokens and 49 output tokens make 2049.*2048"),
         ((*SWEEP, "--url", "http://127.0.0.1:1"), "--url names the server of one engine with backend openai; here are 0"),
+        ((*SWEEP[:-2], "--concurrency", "32", "--requests", "40"), "40 requests are too few for 32 slots.*64"),
         (("sweep", "--backend", "openai", "--batch", "1", "--model", "m"), "give --url"),
         (("sweep", "--backend", "openai", "--url", "localhost:80", "--batch", "1", "--model", "m"), "scheme"),
         (("sweep", "--url", "http://127.0.0.1:9/", "--batch", "1", "--model", "nobody-knows"), "vocabulary.*--tokenizer"),
@@ -104,3 +105,22 @@ def test_numbers_keep_their_order_and_lose_doubles() -> None:
     assert positive_ints("--batch", "8, 1,8,1_000") == [8, 1, 1000]
     with pytest.raises(UsageError, match=r"--batch: '٣'"):
         positive_ints("--batch", "٣")
+
+
+def test_a_command_line_is_kept_without_its_secrets() -> None:
+    from harness.cli.values import public_command
+
+    words = [
+        *(
+            "dyno",
+            "sweep",
+            "--engine",
+            r"label=a,backend=vllm,env.HF_TOKEN=hf_abcdefgh,options=--api-key 'sk x' --x 1\,2",
+        ),
+        "--engine=backend=b,env.MY_SECRET=hunter22,max_num_batched_tokens=5",
+    ]
+    shown = public_command(words)
+    assert not [s for s in ("hf_abcdefgh", "sk x", "hunter22") if s in " ".join(shown)]
+    assert "max_num_batched_tokens=5" in shown[-1]
+    assert "label=a,backend=vllm,env.HF_TOKEN=***" in shown[3]
+    assert r"--x '1\,2'" in shown[3] or r"--x 1\,2" in shown[3]

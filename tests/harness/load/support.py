@@ -55,7 +55,9 @@ def make_plan(
     **plan: Any,
 ) -> LoadPlan:
     """A plan of `requests` requests r0, r1, ..."""
-    load = BatchLoad.of(batch, requests) if batch else ConcurrencyLoad(concurrency=concurrency, requests=requests)
+    # Not validated: fewer requests than a measurement needs are enough here.
+    loop = ConcurrencyLoad.model_construct(concurrency=concurrency, requests=requests)
+    load = BatchLoad.of(batch, requests) if batch else loop
     stream = plan.get("stream", True)
     made = [
         PlannedBody(f"r{i}", bodies[i] if bodies else body(tokens, stream=stream), 3, tokens) for i in range(requests)

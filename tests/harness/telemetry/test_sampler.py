@@ -17,7 +17,7 @@ import pytest
 
 from backends.base import MetricRule
 from harness.telemetry.host import HostSampler
-from harness.telemetry.process import SamplerProcess
+from harness.telemetry.process import Mark, SamplerProcess
 from harness.telemetry.sampler import SamplerConfig
 from harness.telemetry.server import ServerSampler
 from results.clock import now_ns
@@ -111,12 +111,12 @@ def sampler(tmp_path: Path) -> Iterator[SamplerProcess]:
 def test_samples_of_an_interval_are_in_schema_order_and_stop_when_told(sampler: SamplerProcess, tmp_path: Path) -> None:
     start = now_ns()
     wait_for(lambda: sampler.latest().get("server_rss_bytes") is not None, "a first sample")
-    wait_for(lambda: len(sampler.between(start, now_ns())["t0"]) > 12, "several samples")
-    columns = sampler.between(start, now_ns())
+    wait_for(lambda: len(sampler.since(Mark(start), now_ns())["t0"]) > 12, "several samples")
+    columns = sampler.since(Mark(start), now_ns())
     assert list(columns) == SAMPLES.names
     assert set(columns["metric"]) == {"host_cpu_fraction", "server_cpu_s", "server_rss_bytes"}
     assert all(t1 >= start for t1 in columns["t1"])
-    assert sampler.between(0, 1)["t0"] == []
+    assert sampler.since(Mark(), 1)["t0"] == []
     sampler.stop()
     assert not sampler.alive
 
@@ -125,7 +125,7 @@ def test_a_killed_sampler_leaves_what_it_had_and_a_reason(sampler: SamplerProces
     wait_for(lambda: bool(sampler.latest()), "a first sample")
     os.kill(sampler.pid, signal.SIGKILL)
     wait_for(lambda: not sampler.alive, "the sampler's end")
-    columns = sampler.between(0, now_ns())
+    columns = sampler.since(Mark(), now_ns())
     assert "server_rss_bytes" in columns["metric"]
     assert columns["reason"][-1] == "the sampler ended with code -9"
 
@@ -134,13 +134,29 @@ def test_ctrl_c_does_not_end_the_sampler_before_its_parent_decides(sampler: Samp
     wait_for(lambda: bool(sampler.latest()), "a first sample")
     os.kill(sampler.pid, signal.SIGINT)
     t = now_ns()
-    wait_for(lambda: len(sampler.between(t, now_ns())["t0"]) > 6, "samples after the interrupt")
+    wait_for(lambda: len(sampler.since(Mark(t), now_ns())["t0"]) > 6, "samples after the interrupt")
 
 
 def test_a_half_written_last_line_is_not_read(sampler: SamplerProcess, tmp_path: Path) -> None:
     wait_for(lambda: bool(sampler.latest()), "a first sample")
     sampler.stop()
-    before = len(sampler.between(0, now_ns())["t0"])
+    before = len(sampler.since(Mark(), now_ns())["t0"])
     with (tmp_path / "s.jsonl").open("a") as file:
         file.write('["host","half"')
-    assert len(sampler.between(0, now_ns())["t0"]) == before
+    assert len(sampler.since(Mark(), now_ns())["t0"]) == before
+
+
+def test_a_settled_mark_has_readings_on_both_sides_of_what_follows(sampler: SamplerProcess) -> None:
+    wait_for(lambda: bool(sampler.latest()), "a first sample")
+    mark = sampler.settle()
+    start = now_ns()
+    sampler.settle()
+    columns = sampler.since(mark, now_ns())
+    assert min(columns["t0"]) < start < max(columns["t0"])
+    assert all(t1 >= mark.t for t1 in columns["t1"])
+
+
+def test_settling_on_a_dead_sampler_ends(sampler: SamplerProcess) -> None:
+    wait_for(lambda: bool(sampler.latest()), "a first sample")
+    sampler.stop()
+    assert sampler.settle().t <= now_ns()
