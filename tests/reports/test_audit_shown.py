@@ -57,6 +57,7 @@ def test_the_page_says_the_verdict_the_label_and_every_row_with_its_provenance(t
         assert f'<span class="mark-of">{mark}</span>' in text
     order = [part.split('"')[0] for part in text.split('<tr class="a-')[1:]]
     assert order == sorted(order, key=["bears", "may", "open", "idle", "same"].index)
+    assert "Beside each value: server read from the server" in said
     assert "The KV caches are equal neither in tokens nor in bytes." in said
 
 

@@ -138,6 +138,14 @@ def test_kv_room_bears_only_where_the_smallest_could_fill() -> None:
     assert one("kv_cache_tokens", 50_000, 100_000, cells(preemptions=0)).binding == NO
 
 
+def test_without_a_measured_peak_the_bound_decides_in_whole_blocks() -> None:
+    run = [{**c, "arithmetic": {}} for c in cells(16, 120, 60)]
+    assert one("kv_cache_tokens", 3072, 100_000, run).binding == NO
+    assert one("kv_cache_tokens", 3071, 100_000, run).binding == YES
+    # A queue for seats is none for memory.
+    assert one("kv_cache_tokens", 3072, 100_000, run, max_num_seqs=8).binding == NO
+
+
 def test_kv_is_told_in_tokens_and_in_bytes() -> None:
     found = audited(engine("a"), engine("b", kv_dtype="fp8", kv_bytes_per_token=500))
     assert found.equal_kv == {"tokens": True, "bytes": False}
@@ -186,6 +194,9 @@ def test_graphs_are_held_against_the_batches_that_ran() -> None:
 def test_the_scheduler_bears_only_where_requests_wait() -> None:
     assert one("scheduler_policy", "fcfs", "priority").binding == NO
     assert one("scheduler_policy", "fcfs", "priority", cells(300)).binding == YES
+    assert one("scheduler_policy", "fcfs", "priority", cells(preemptions=1)).binding == YES
+    unknown = engine("b", without=("max_num_seqs",), scheduler_policy="priority")
+    assert row(audited(engine("a"), unknown), "scheduler_policy").binding == UNSURE
 
 
 def test_a_difference_says_which_engine_has_what() -> None:
