@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from results.schema import ChunkKind, CountSource
+from results.schema import TOKEN_KINDS, ChunkKind, CountSource
 
 _TEXT, _REASONING, _ROLE, _EMPTY = ChunkKind.TEXT, ChunkKind.REASONING, ChunkKind.ROLE, ChunkKind.EMPTY
 
@@ -36,8 +36,9 @@ make_chunk = cast(Callable[[Iterable[Any]], Chunk], partial(tuple.__new__, Chunk
 class StreamResult:
     """All that one answer said. `terminal`: finish_reason, final usage or [DONE] was seen; `done`: [DONE] was.
 
-    `output_tokens` comes from `count_source`; `chunks_with_tokens` counts events. `coalesced_events` are those with
-    tokens that arrived in the same read as the one before: their gap of zero is no latency.
+    `output_tokens` comes from `count_source` and means nothing where that is None; `chunks_with_tokens` counts events.
+    `coalesced_events` are those with tokens that arrived in the same read as the one before: their gap of zero is no
+    latency. `answers` says that something of the protocol came: a choice or usage.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -49,6 +50,8 @@ class StreamResult:
     input_tokens: int | None = None
     finish_reason: str | None = None
     error: str | None = None
+    answers: bool = False
+    wrote: bool = False  # an answer in one piece that holds text
     terminal: bool = False
     done: bool = False
     chunks_with_tokens: int = 0
@@ -78,6 +81,8 @@ class CompletionReader:
         used = count_of(usage, "completion_tokens") if usage else None
         if used is not None:
             self._usage = usage
+        if choices or used is not None:
+            result.answers = True
         if not choices:
             kind = _EMPTY
             if used is not None:  # usage by itself is the final one
@@ -142,6 +147,8 @@ class CompletionReader:
             result.count_source = CountSource.CONTINUOUS_USAGE if self._continuous else CountSource.FINAL_USAGE
         elif result.chunks_with_tokens:
             result.output_tokens, result.count_source = result.chunks_with_tokens, CountSource.CHUNKS
+        elif self._usage is not None:
+            result.output_tokens, result.count_source = 0, CountSource.FINAL_USAGE
         return result
 
 
@@ -171,13 +178,16 @@ def plain_result(message: Any) -> StreamResult:
         return result
     usage = message.get("usage")
     if isinstance(usage, dict):
-        result.terminal = True
+        result.answers = result.terminal = True
         result.input_tokens = count_of(usage, "prompt_tokens")
         if (count := count_of(usage, "completion_tokens")) is not None:
             result.output_tokens, result.count_source = count, CountSource.FINAL_USAGE
     choices = message.get("choices")
     if isinstance(choices, list):
-        reasons = [c["finish_reason"] for c in choices if isinstance(c, dict) and c.get("finish_reason")]
+        found = [c for c in choices if isinstance(c, dict)]
+        result.answers = result.answers or bool(found)
+        result.wrote = any(c.get("text") or _channel({"delta": c.get("message")}) in TOKEN_KINDS for c in found)
+        reasons = [c["finish_reason"] for c in found if c.get("finish_reason")]
         if reasons:
             result.finish_reason, result.terminal = str(reasons[-1]), True
     return result

@@ -119,6 +119,8 @@ class Exchange:
             return Outcome.STREAM_ERROR, f"the server ended the answer with finish_reason {result.finish_reason!r}"
         if not result.terminal:
             return Outcome.TRUNCATED, "the answer ended without finish_reason, usage or [DONE]"
+        if self.plan.output_tokens > 0 and not result.output_tokens and not result.wrote:
+            return self._judge_nothing(result, ignore_eos)
         if ignore_eos and self._is_short(result):
             return Outcome.SHORT, (
                 f"{result.output_tokens} of {self.plan.output_tokens} tokens although end-of-sequence was to be ignored "
@@ -126,11 +128,26 @@ class Exchange:
             )
         return Outcome.OK, None
 
+    def _judge_nothing(self, result: StreamResult, ignore_eos: bool) -> tuple[Outcome, str | None]:
+        """A whole answer without a token although some were asked for."""
+        asked = self.plan.output_tokens
+        if not result.answers:
+            return (
+                Outcome.STREAM_ERROR,
+                f"the answer ended without a choice or usage in it; {asked} tokens were asked for",
+            )
+        # Only a model that may end by itself, on a server that counts, can have said nothing.
+        if not ignore_eos and result.count_source is not None and result.finish_reason == "stop":
+            return Outcome.OK, None
+        return Outcome.SHORT, f"no token of {asked} asked for (finish_reason {result.finish_reason!r})"
+
     def _is_short(self, result: StreamResult) -> bool:
         if result.output_tokens >= self.plan.output_tokens:
             return False
         # A count of chunks is only a lower bound of the tokens: then the server's own word must confirm it.
-        known = result.count_source is not None and result.count_source is not CountSource.CHUNKS
+        if result.count_source is None:
+            return False
+        known = result.count_source is not CountSource.CHUNKS
         return known or result.finish_reason == "stop"
 
     def _http_error(self, head: Head) -> str:

@@ -38,7 +38,7 @@ class EventRecorder:
         self._clear()
         self._partial = out_dir / ".chunks.parquet.tmp"
         self.chunks = 0
-        self.lag_known = False  # did any chunk come with a kernel stamp?
+        self.lags = 0  # chunks that came with a kernel stamp
         self.outcomes: dict[str, int] = {outcome.value: 0 for outcome in Outcome}
         try:
             self._writer = pq.ParquetWriter(self._partial, CHUNKS)
@@ -72,7 +72,7 @@ class EventRecorder:
             "input_tokens_planned": plan.input_tokens,
             "input_tokens_counted": result.input_tokens,
             "output_tokens_asked": plan.output_tokens,
-            "output_tokens": result.output_tokens,
+            "output_tokens": result.output_tokens if result.count_source is not None else None,
             "tokens_in_first_chunk": result.tokens_in_first_chunk,
             "count_source": result.count_source.value if result.count_source is not None else None,
             "finish_reason": result.finish_reason,
@@ -82,7 +82,7 @@ class EventRecorder:
         if result.chunks:
             t, lag, kind, tokens, size = zip(*result.chunks, strict=True)
             self.chunks += len(t)
-            self.lag_known = self.lag_known or any(value is not None for value in lag)
+            self.lags += len(lag) - lag.count(None)
             self._index.extend([exchange.index] * len(t))
             self._t.extend(t)
             self._lag.extend([_UNKNOWN if value is None else value for value in lag])

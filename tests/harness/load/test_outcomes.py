@@ -288,6 +288,42 @@ def test_a_server_that_does_not_stream_although_asked_is_understood_and_counted_
     assert ran.requests[0]["first_token"] is None
 
 
+NO_USAGE = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "counted"),
+    [
+        (stream(DONE), "stream_error", None),
+        (stream(b": hello\n\n", DONE), "stream_error", None),
+        (stream(text_event("", "length")), "short", None),
+        (stream(text_event("", "length"), DONE), "short", None),
+        (stream(text_event("", "length"), usage_event(0), DONE), "short", 0),
+        (json_answer(NO_USAGE), "short", None),
+    ],
+)
+def test_an_answer_without_a_token_is_not_ok_and_an_unknown_count_is_null(
+    answer: list[Step], outcome: str, counted: int | None, tmp_path: Path
+) -> None:
+    row = row_of(answer, tmp_path)
+    assert (row["outcome"], row["output_tokens"]) == (outcome, counted)
+    assert "4" in row["error"]
+    # Free to end by itself, a model may say nothing; but not without reason.
+    assert row_of(answer, tmp_path, ignore_eos=False)["outcome"] == outcome
+
+
+def test_a_model_free_to_end_by_itself_may_say_nothing(tmp_path: Path) -> None:
+    row = row_of(stream(text_event("", "stop"), usage_event(0), DONE), tmp_path, ignore_eos=False)
+    assert (row["outcome"], row["output_tokens"], row["count_source"]) == ("ok", 0, "final_usage")
+
+
+def test_text_in_one_piece_that_nobody_counted_has_no_count(tmp_path: Path) -> None:
+    row = row_of(
+        json_answer({"choices": [{"index": 0, "text": "four words of text", "finish_reason": "length"}]}), tmp_path
+    )
+    assert (row["outcome"], row["output_tokens"], row["count_source"]) == ("ok", None, None)
+
+
 @pytest.mark.parametrize(
     ("answer", "outcome", "words"),
     [

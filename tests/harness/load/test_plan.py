@@ -64,7 +64,9 @@ def test_a_plan_survives_its_file_and_finds_its_bodies(tmp_path: Path) -> None:
 
 
 def test_a_concurrency_plan_needs_no_more_connections_than_requests(tmp_path: Path) -> None:
-    plan = build_plan(ConcurrencyLoad(concurrency=8, requests=3), bodies(3), url="http://h", folder=tmp_path)
+    plan = build_plan(
+        ConcurrencyLoad.model_construct(concurrency=8, requests=3), bodies(3), url="http://h", folder=tmp_path
+    )
     assert plan.mode == ConcurrencyMode(8)
     assert plan.connections == 3
 
@@ -80,7 +82,9 @@ def test_a_concurrency_plan_needs_no_more_connections_than_requests(tmp_path: Pa
 )
 def test_bodies_that_do_not_fit_are_refused(given_bodies: list[PlannedBody], words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
-        build_plan(ConcurrencyLoad(concurrency=1, requests=3), given_bodies, url="http://h", folder=tmp_path)
+        build_plan(
+            ConcurrencyLoad.model_construct(concurrency=1, requests=3), given_bodies, url="http://h", folder=tmp_path
+        )
 
 
 def test_a_file_that_is_no_plan_is_named(tmp_path: Path) -> None:
@@ -94,7 +98,11 @@ def test_a_file_that_is_no_plan_is_named(tmp_path: Path) -> None:
 
 def test_a_key_that_is_not_set_is_named_but_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = build_plan(
-        ConcurrencyLoad(concurrency=1, requests=1), bodies(1), url="http://h", folder=tmp_path, api_key_env="MY_KEY"
+        ConcurrencyLoad.model_construct(concurrency=1, requests=1),
+        bodies(1),
+        url="http://h",
+        folder=tmp_path,
+        api_key_env="MY_KEY",
     )
     monkeypatch.delenv("MY_KEY", raising=False)
     with pytest.raises(UsageError, match="MY_KEY"):

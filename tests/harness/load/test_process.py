@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.load.process import LoadProcess, LoadWorkerError, Progress
+from harness.load.worker import receive_stamps
 from results.errors import EXIT_ENVIRONMENT, EXIT_USAGE, UsageError
 from results.schema import CHUNKS, REQUESTS
 from tests.harness.load.support import make_plan
@@ -40,6 +41,24 @@ def out_dir(tmp_path: Path) -> Path:
     out = tmp_path / "cell"
     out.mkdir()
     return out
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lags", "promised", "words"),
+    [
+        (0, 0, True, "kernel"),
+        (0, 0, False, "read"),
+        (1000, 0, True, "read"),
+        (1000, 1, True, "mixed"),
+        (1000, 989, True, "mixed"),
+        (1000, 990, True, "kernel"),
+        (1000, 1000, False, "kernel"),
+    ],
+)
+def test_one_stamped_chunk_does_not_make_a_cell_of_kernel_stamps(
+    chunks: int, lags: int, promised: bool, words: str
+) -> None:
+    assert receive_stamps(chunks, lags, promised) == words
 
 
 def test_a_whole_run_writes_events_and_result(tmp_path: Path) -> None:
@@ -68,7 +87,7 @@ def test_a_whole_run_writes_events_and_result(tmp_path: Path) -> None:
         assert result.started <= row["intended"]
         assert row["end"] <= result.ended
     client = result.client
-    assert client["receive_stamps"] in ("kernel", "read")
+    assert client["receive_stamps"] in ("kernel", "read", "mixed")
     assert client["cpu_s"] > 0
     assert client["wall_s"] >= (result.ended - result.started) / 1e9
     assert seen[-1] == Progress(6, 6, 6, 0, 0, 48, seen[-1].elapsed_s, finished=True)
