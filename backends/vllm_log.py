@@ -55,6 +55,7 @@ _PHASES: dict[str, re.Pattern[str]] = {
     "engine_config": _CONFIG,
     "weights_loaded": re.compile(r"Loading weights took|Model loading took"),
     "compiled": re.compile(r"torch\.compile (?:took|takes) "),
+    "warmed_up": re.compile(r"Warming up done"),
     "kv_allocated": re.compile(r"KV cache size: [\d,]+ tokens"),
     "graphs_captured": re.compile(r"Graph capturing finished in"),
     "engine_ready": re.compile(r"init engine \(profile, create kv cache, warmup model\) took"),

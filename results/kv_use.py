@@ -139,9 +139,11 @@ def _engine_bytes(
     usage, pool = _largest(samples, "kv_usage", cell), _largest(samples, "kv_pool_bytes", cell)
     if usage is not None and pool is not None:
         return round(usage * pool), "kv_usage x kv_pool_bytes"
-    capacity = _largest(samples, "kv_capacity_tokens", cell)
-    if usage is not None and capacity is not None and per_token is not None:
-        return round(usage * capacity * per_token), "kv_usage x kv_capacity_tokens"
+    capacity, source = _largest(samples, "kv_capacity_tokens", cell), "kv_capacity_tokens"
+    if capacity is None:  # vLLM tells it once, as a setting, and only its use as a metric.
+        capacity, source = setting(session, "kv_cache_tokens"), "kv_cache_tokens"
+    if usage is not None and isinstance(capacity, int | float) and per_token is not None:
+        return round(usage * capacity * per_token), f"kv_usage x {source}"
     return None, None
 
 

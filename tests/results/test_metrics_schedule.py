@@ -83,6 +83,17 @@ def test_kv_bytes_predicted_are_those_the_engine_holds(tmp_path: Path, batch: in
     assert kv["kv_engine_source"] == "steps"
 
 
+def test_kv_use_of_an_engine_that_tells_its_capacity_as_a_setting_only() -> None:
+    rows = [request_row("r", 0.0, 0.1, 1.0, 11, input_tokens_counted=30)]
+    samples = [{"source": "server", "metric": "kv_usage", "t0": 500_000_000, "t1": 500_000_000, "value": 0.25}]
+    session = {"settings": {"kv_cache_tokens": {"value": 256, "source": "endpoint"}}}
+    found = summarise(
+        plain_record(), session, MODEL_CONFIG, Requests.of(rows), Chunks.of([]), Samples.of(samples), None
+    )["arithmetic"]
+    assert found["kv_bytes_engine"] == 64 * KV_BYTES_PER_TOKEN
+    assert found["kv_engine_source"] == "kv_usage x kv_cache_tokens"
+
+
 def test_a_sliding_window_caps_what_a_long_context_keeps() -> None:
     config = {**MODEL_CONFIG, "model_type": "mistral", "sliding_window": 64}
     rows = [request_row(f"r{i}", 0.0, 0.1, 1.0, 11, input_tokens_counted=n) for i, n in enumerate((30, 90, 200))]
