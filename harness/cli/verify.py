@@ -1,0 +1,197 @@
+"""`dyno verify`: do engines give the same tokens, and if not, is that rounding or another model?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+    from harness.experiment import EngineSpec
+    from harness.model_parts import ModelParts
+    from harness.verify import Observed
+
+_COLOURS = {"identical": "green", "near-tie": "green", "close": "yellow", "different": "red", "broken": "red"}
+
+
+def verify(
+    model: Annotated[str, typer.Option(help="A known name, a folder, or a Hub id.")],
+    backend: Annotated[
+        list[str] | None, typer.Option(help="An engine with this backend's defaults. Repeatable.", show_default=False)
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="label=..,backend=..,KEY=VALUE", help="An engine with settings. Repeatable.", show_default=False
+        ),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="The server to attach to (backend openai).", show_default=False)
+    ] = None,
+    prompts: Annotated[str, typer.Option(metavar="N", help="Prompts: half texts, half random ids.")] = "12",
+    output_len: Annotated[str, typer.Option(metavar="N", help="Output tokens a prompt.")] = "32",
+    seed: Annotated[int, typer.Option(help="Seed of the random prompts.")] = 0,
+    ready_s: Annotated[float, typer.Option("--ready-s", help="How long a start may take.", min=1)] = 600,
+    out: Annotated[
+        Path | None, typer.Option(help="Write verify.json and the servers' logs here.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Compare what engines say: greedy tokens on a fixed set, one in flight and all at once, and scores of fixed text.
+
+    Example: `dyno verify --model smollm2-135m --backend reference --engine label=fp32,backend=reference,dtype=float32`
+
+    Classes: identical, near-tie (they part only where rounding decides), close (otherwise rounded), different, broken.
+    Exit code 1 for the last two.
+    """
+    import contextlib
+    import tempfile
+
+    from rich.console import Console
+
+    from harness.cli.values import positive_int
+    from harness.verify.judge import worst
+    from results.agreement import Agreement
+    from results.errors import EXIT_BAD_ANSWER, EXIT_OK
+    from results.files import to_json, write_atomic
+
+    console = Console(stderr=as_json, highlight=False)
+    count, length = positive_int("--prompts", prompts), positive_int("--output-len", output_len)
+    specs, parts = _engines(model, backend or [], engine or [], url)
+    with contextlib.ExitStack() as stack:
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-verify-")))
+        document = {"model": model, "seed": seed} | _ask_all(
+            specs, parts, model, count, length, seed, folder, ready_s, console
+        )
+        if out is not None:
+            write_atomic(out / "verify.json", to_json(document))
+    if as_json:
+        typer.echo(to_json(document).decode(), nl=False)
+    else:
+        _print(document, console)
+        if out is not None:
+            console.print(f"\n{out / 'verify.json'}", style="dim", markup=False)
+    bad = worst(document) in (Agreement.DIFFERENT, Agreement.BROKEN)
+    raise typer.Exit(EXIT_BAD_ANSWER if bad else EXIT_OK)
+
+
+def _engines(
+    model: str, backends: list[str], engines: list[str], url: str | None
+) -> tuple[list[EngineSpec], ModelParts]:
+    """The engines asked for, checked as far as they can be before one is launched. Raises UsageError."""
+    from backends.base import get_backend
+    from harness.cli.experiment_args import engine_specs
+    from harness.model_parts import model_parts
+    from results.errors import UsageError
+
+    specs = engine_specs(backends, engines, url)
+    if not specs:
+        raise UsageError(
+            "No engine named. Give two: --backend reference --backend vllm, or --engine label=fp32,backend=reference,dtype=float32."
+        )
+    for spec in specs:
+        get_backend(spec.backend).refuse_unsupported(spec.settings)
+    launches = any(spec.url is None for spec in specs)
+    return specs, model_parts(model, None, needs_folder=launches)
+
+
+def _ask_all(
+    specs: list[EngineSpec],
+    parts: ModelParts,
+    model: str,
+    count: int,
+    length: int,
+    seed: int,
+    folder: Path,
+    ready_s: float,
+    console: Console,
+) -> dict[str, Any]:
+    """One server after the other, so that none shares the machine with another."""
+    from functools import partial
+
+    from harness.experiment import Timeouts
+    from harness.open_server import open_server
+    from harness.verify import ServerArm, fixed_prompts, judge, observe
+    from harness.verify.prompts import load_tokenizer
+    from results.errors import UsageError
+
+    prompts = fixed_prompts(count, seed, parts.vocabulary, parts.folder)
+    encoder = load_tokenizer(parts.folder)
+    encode = None if encoder is None else partial(encoder, special=False)
+    needed = max(len(p.ids) for p in prompts) + length + 1
+    observed: list[Observed] = []
+    texts: list[list[int]] | None = None
+    name = parts.model.name if parts.model else model
+    for number, spec in enumerate(specs):
+        slug = "".join(c if c.isalnum() or c in "-_." else "-" for c in spec.label)
+        with (
+            console.status(f"{spec.label}: starting") as status,
+            open_server(spec, parts.model, name, folder / f"{number}-{slug}", Timeouts(ready_s=ready_s)) as server,
+        ):
+            if server.max_model_len is not None and server.max_model_len < needed:
+                raise UsageError(
+                    f"The longest prompt with its output has {needed} tokens, more than the {server.max_model_len} that "
+                    f"engine {spec.label!r} takes. Lower --output-len (now {length}), or raise max_model_len."
+                )
+            arm = ServerArm(spec.label, server, encode)
+            said, texts = observe(arm, prompts, length, texts, partial(_step, status, spec.label))
+        observed.append(said)
+    return judge(observed, prompts)
+
+
+def _step(status: Status, label: str, words: str) -> None:
+    status.update(f"{label}: {words}")
+
+
+def _print(document: dict[str, Any], console: Console) -> None:
+    from rich.table import Table
+
+    prompts = document["prompts"]
+    console.print(f"{len(prompts)} prompts of {min(p['tokens'] for p in prompts)} to {max(p['tokens'] for p in prompts)} "
+                  f"tokens, {document['output_len']} tokens each, greedy")  # fmt: skip
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("engines", "class", "same outputs", "batched", "same favourite", "log-prob. apart", "KL >="):
+        table.add_column(title)
+    for pair in document["pairs"]:
+        forced = pair["teacher_forced"] or {}
+        table.add_row(
+            f"{pair['a']} | {pair['b']}", f"[{_COLOURS[pair['class']]}]{pair['class']}[/]",
+            _percent(pair["exact_match"]), _percent(pair["batched"]["exact_match"]), _percent(forced.get("top1_share")),
+            _small(forced.get("mean_abs_logprob_difference")), _small(forced.get("mean_kl")),
+        )  # fmt: skip
+    if document["pairs"]:
+        console.print(table)
+    for pair in document["pairs"]:
+        console.print(f"[bold]{pair['a']} | {pair['b']}[/]: {pair['why']}", soft_wrap=True)
+        if pair["teacher_forced_reason"]:
+            console.print(f"  Fixed text: {pair['teacher_forced_reason']}.", markup=False, style="dim", soft_wrap=True)
+        for row in [row for row in pair["prompts"] if not row["match"]][:8]:
+            gap = "not told" if row["logprob_gap"] is None else f"{row['logprob_gap']:.3g} nats"
+            least = "at least " if row["gap_at_least"] else ""
+            kind = prompts[row["index"]]["text"] or f"{prompts[row['index']]['tokens']} random ids"
+            console.print(
+                f"  prompt {row['index']} ({kind[:40]!r}): part at token {row['first_divergence']}, gap {least}{gap}",
+                markup=False, soft_wrap=True, style="dim",
+            )  # fmt: skip
+    for row in document["engines"]:
+        alone, again = row["alone_and_batched"], row["first_and_again"]
+        words = f"alone and batched: {alone['class']} ({_percent(alone['exact_match'])} the same)"
+        if again["exact_match"] != 1:
+            words += f"; the same prompt again: {again['class']} ({_percent(again['exact_match'])} the same)"
+        if row["problems"]:
+            words += f"; {len(row['problems'])} outputs with " + ", ".join(
+                sorted({kind for found in row["problems"] for kind in found["problems"]})
+            )
+        console.print(f"[bold]{row['label']}[/] {words}", soft_wrap=True)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _small(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
