@@ -35,8 +35,14 @@ _FLAGS = {
     "seed": "--seed",
     "load_format": "--load-format",
 }
-# What it always does and nobody can set: it decodes token by token, and what a request leaves open is plain sampling.
-_ALWAYS = {"speculative_decoding": False, "sampling_source": "request"}
+# What it always does and nobody can set: token by token, each sent at once, each step planned after the one before; what a
+# request leaves open is plain sampling.
+_ALWAYS = {
+    "speculative_decoding": False,
+    "sampling_source": "request",
+    "async_scheduling": False,
+    "stream_interval": 1,
+}
 # What the server tells of itself beside settings.
 _OTHER_KEYS = frozenset({"versions", "model"})
 
