@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from harness.cli import backends, doctor, kv, models, report, runs, serve, sweep
+from harness.cli import backends, doctor, kv, models, report, runs, serve, sweep, verify
 from results.errors import EXIT_INTERRUPTED, DynoError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command()(runs.runs)
 app.add_typer(backends.app, name="backends")
 app.command()(kv.kv)
 app.command()(doctor.doctor)
+app.command()(verify.verify)
 app.add_typer(models.app, name="models")
 
 
