@@ -33,6 +33,7 @@ STAGE_WORDS = {
 
 _BY_ID = {row.id: row for row in FAILURES}
 _CRASH_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+_ERROR_LINES = 4
 # Lines an engine does not mean as an error: they name optional packages, unreadable caches and the like.
 _HARMLESS = re.compile(r"\b(DEBUG|INFO|WARN|WARNING)\b|\w*Warning:|falling back", re.IGNORECASE)
 
@@ -58,17 +59,30 @@ def classify(log: str, exit_code: int | None, patterns: Sequence[FailurePattern]
     `exit_code` is negative for a signal and None for a server that did not exit (it was not ready in time). `patterns`
     are the adapter's own, tried before the common ones on each line.
     """
-    rows = [(re.compile(p.pattern, re.IGNORECASE), p.failure, p.advice) for p in patterns]
-    rows += [(re.compile(p, re.IGNORECASE), row.id, row.advice) for row in FAILURES for p in row.patterns]
+    own = [(re.compile(p.pattern, re.IGNORECASE), p.failure, p.advice) for p in patterns]
+    rows = own + [(re.compile(p, re.IGNORECASE), row.id, row.advice) for row in FAILURES for p in row.patterns]
     anything = re.compile("|".join(f"(?:{pattern.pattern})" for pattern, _, _ in rows), re.IGNORECASE)
-    for line in log.splitlines():
+    lines = log.splitlines()
+    for at, line in enumerate(lines):
         if anything.search(line) and not _HARMLESS.search(line):
-            for pattern, name, advice in rows:
-                if pattern.search(line):
-                    row = _BY_ID.get(name)
-                    return Failure(name, row.words if row else name, advice, line.strip()[:300])
+            if (found := _first_match(line, rows)) is None:
+                continue
+            # An error of several lines: its head says that something is wrong, a line below it what and which way out.
+            for more in lines[at : at + _ERROR_LINES]:
+                if (better := _first_match(more, own)) is not None and better.failure == found.failure:
+                    return better
+            return found
     row = _by_exit(exit_code)
     return Failure(row.id, row.words, row.advice)
+
+
+def _first_match(line: str, rows: Sequence[tuple[re.Pattern[str], str, str]]) -> Failure | None:
+    """The failure that the first matching row names."""
+    for pattern, name, advice in rows:
+        if pattern.search(line):
+            row = _BY_ID.get(name)
+            return Failure(name, row.words if row else name, advice, line.strip()[:300])
+    return None
 
 
 def _by_exit(exit_code: int | None) -> FailureClass:

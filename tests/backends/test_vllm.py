@@ -307,6 +307,14 @@ class TestFailures:
         assert found.failure == failure
         assert advice in found.advice
 
+    def test_of_several_lines_are_told_by_the_line_that_says_it_best(self) -> None:
+        head = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"
+        line = "  Value error, User-specified max_model_len (9) is greater than the derived max_model_len (x=8)"
+        found = classify(f"{head}\n{line}\n", 1, BACKEND.failures)
+        assert (found.failure, found.evidence) == ("bad_argument", line.strip())
+        assert "max_model_len" in found.advice
+        assert classify(f"{head}\n  Value error, something else\n{line.upper()}", 1, ()).evidence == head
+
     @pytest.mark.parametrize("log", ["vllm_0.19_gpu_server.log", "vllm_0.32_cpu_server.log"])
     def test_a_normal_life_shows_no_failure(self, log: str) -> None:
         assert classify(read_log(DATA / log), 0, BACKEND.failures).failure == "unknown"

@@ -1,0 +1,91 @@
+"""Starts that fail, a server that is killed, and a whole sweep with the real vLLM beside the reference engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from backends.base import EngineSettings, LaunchContext
+from backends.failures import ServerDiedError, StartupError
+from backends.ports import free_port, port_is_free
+from backends.process import ServerProcess
+from backends.vllm import BACKEND
+from tests.vllm.conftest import EAGER, VARIABLE, running, tree
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+
+def launch(folder: Path, model: Path, **settings: object) -> ServerProcess:
+    port = free_port()
+    context = LaunchContext(
+        model=model,
+        served_name="m",
+        settings=EngineSettings.model_validate(settings),
+        session_dir=folder,
+        host="127.0.0.1",
+        port=port,
+        command=BACKEND.command(None),
+        options=EAGER,
+    )
+    return ServerProcess.start(BACKEND.launch_plan(context), folder / "server.log", 20, port=port)
+
+
+def test_a_context_beyond_the_models_own_is_named_as_the_cause(tmp_path: Path, smollm2_dir: Path) -> None:
+    with launch(tmp_path, smollm2_dir, max_model_len=9_999_999) as server, pytest.raises(StartupError) as caught:
+        server.wait_ready(f"http://127.0.0.1:{server.port}", "/health", 300, patterns=BACKEND.failures)
+    assert caught.value.failure.failure == "bad_argument"
+    assert "9999999" in caught.value.failure.evidence
+    assert "max_model_len" in caught.value.failure.advice
+    assert caught.value.server_exit == 1
+    assert port_is_free("127.0.0.1", server.port or 0)
+
+
+def test_a_killed_front_process_leaves_no_engine_behind(tmp_path: Path, tiny_dir: Path) -> None:
+    """SIGKILL of the API server alone orphans vLLM's engine and workers, which go on holding memory."""
+    with launch(tmp_path, tiny_dir, kv_cache_bytes=1 << 30, threads=1) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        server.wait_ready(url, "/health", 400, patterns=BACKEND.failures)
+        processes = tree(server)
+        assert len(processes) >= 3
+        psutil.Process(server.pid).kill()
+        psutil.wait_procs([p for p in processes if p.pid == server.pid], timeout=20)
+        with pytest.raises(ServerDiedError, match="SIGKILL"):
+            server.check()
+    assert running(processes) == []
+    assert port_is_free("127.0.0.1", server.port or 0)
+
+
+def test_a_sweep_measures_it_beside_the_reference_engine(tmp_path: Path, smollm2_dir: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "harness.cli", "sweep", "--backend", "reference", "--backend", "vllm"]
+    command += ["--model", str(smollm2_dir), "--batch", "1,4", "--input-len", "64,256", "--output-len", "32"]
+    # The command is a prefix: flags of the engine's may stand in it.
+    env = {**os.environ, VARIABLE: " ".join([os.environ[VARIABLE], *EAGER])}
+    done = subprocess.run([*command, "--out", str(out)], env=env, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    cells = summary["cells"]
+    assert {(c["backend"], c["load"]["value"]) for c in cells} == {
+        (b, n) for b in ("reference", "vllm") for n in (1, 4)
+    }
+    assert len(cells) == 8
+    for cell in cells:
+        assert cell["verdict"] != "INVALID", cell["reasons"]
+        requests, whole = cell["requests"], cell["whole"]
+        assert requests["ok"] == requests["issued"] > 0
+        assert whole["output_tokens"] == 32 * requests["ok"]
+        assert whole["input_tokens"] == cell["workload"]["input_len"]["tokens"] * requests["ok"]
+        assert cell["server"]["preemptions"] == 0
+    sessions = [json.loads(path.read_text()) for path in out.glob("sessions/*/session.json")]
+    ours = next(s for s in sessions if s["backend"] == "vllm")
+    assert ours["settings"]["kv_cache_tokens"]["source"] == "endpoint"
+    assert ours["timeline"]["spawn"] < ours["timeline"]["weights_loaded"] < ours["timeline"]["ready"]
+    assert ours["exit_code"] == 0
+    assert ours["failure"] is None
+    assert (out / "report.html").stat().st_size > 0
