@@ -20,7 +20,9 @@ from types import MappingProxyType
 NEAR_TIE: Mapping[str, float] = MappingProxyType({"float32": 0.01, "float16": 0.04, "bfloat16": 0.25})
 # An engine whose dtype is not known is taken for the coarsest.
 UNKNOWN_DTYPE = "bfloat16"
-# Still the same model, otherwise rounded: on fixed text the same favourite almost everywhere, and the same confidence.
+# Still the same model, otherwise rounded: on fixed text the same favourite almost everywhere (but for near-ties), and the
+# same confidence.
+LEVEL = NEAR_TIE[UNKNOWN_DTYPE]
 CLOSE_TOP1 = 0.95
 CLOSE_LOGPROB = 0.1
 # Where no log probability is told at all, tokens must do: so much of the outputs before they part.
@@ -91,12 +93,14 @@ class PromptAgreement:
 class TeacherForced:
     """Two engines' scores of the same fixed text, over `tokens` positions.
 
+    `top1_share` of them have the same favourite, `top1_or_tie_share` the same or one that is level with it in both.
     `mean_kl` is the mean Kullback-Leibler divergence of the second from the first over the candidates both tell of, with all
     others as one: a lower bound. Any of them None where it is not told.
     """
 
     tokens: int
     top1_share: float | None
+    top1_or_tie_share: float | None
     mean_abs_logprob_difference: float | None
     mean_kl: float | None
 
@@ -136,19 +140,33 @@ def compare_outputs(a: Sequenced, b: Sequenced) -> PromptAgreement:
     return PromptAgreement(False, at, agreed, longest, size, at_least, difference)
 
 
-def compare_scores(a: Sequence[Sequenced], b: Sequence[Sequenced]) -> TeacherForced:
-    """Two engines' scores of the same texts, position by position. Raises ValueError where the texts differ."""
+def compare_scores(a: Sequence[Sequenced], b: Sequence[Sequenced], level_nats: float = LEVEL) -> TeacherForced:
+    """Two engines' scores of the same texts, position by position. Raises ValueError where the texts differ.
+
+    Favourites up to `level_nats` apart are level.
+    """
     pairs = [pair for x, y in zip(a, b, strict=True) for pair in zip(x, y, strict=True)]
     if any(x.token != y.token for x, y in pairs):
         raise ValueError("the two engines scored different texts")
     tops = [(x.top, y.top) for x, y in pairs if x.top and y.top]
-    same = [max(x, key=x.__getitem__) == max(y, key=y.__getitem__) for x, y in tops]
+    favourites = [(max(x, key=x.__getitem__), max(y, key=y.__getitem__)) for x, y in tops]
+    same = [x == y for x, y in favourites]
+    level = [
+        one == other or (_below(x, one, other) <= level_nats and _below(y, other, one) <= level_nats)
+        for (one, other), (x, y) in zip(favourites, tops, strict=True)
+    ]
     return TeacherForced(
         tokens=len(pairs),
-        top1_share=sum(same) / len(same) if same else None,
+        top1_share=_mean(same),
+        top1_or_tie_share=_mean(level),
         mean_abs_logprob_difference=_mean(_differences([x for x, _ in pairs], [y for _, y in pairs])),
         mean_kl=_mean([coarse_kl(x, y) for x, y in tops]),
     )
+
+
+def _below(top: Mapping[int, float], favourite: int, other: int) -> float:
+    """How far the other candidate lies below the favourite; beyond all where it is not told of."""
+    return top[favourite] - top[other] if other in top else math.inf
 
 
 def coarse_kl(p: Mapping[int, float], q: Mapping[int, float]) -> float:
@@ -224,16 +242,18 @@ def classify(evidence: Evidence) -> tuple[Agreement, str]:
 
 def _is_close(forced: TeacherForced) -> bool | None:
     """Whether fixed text is scored alike; None where neither number is told."""
-    if forced.top1_share is None and forced.mean_abs_logprob_difference is None:
+    if forced.top1_or_tie_share is None and forced.mean_abs_logprob_difference is None:
         return None
-    top1 = forced.top1_share is None or forced.top1_share >= CLOSE_TOP1
+    top1 = forced.top1_or_tie_share is None or forced.top1_or_tie_share >= CLOSE_TOP1
     return top1 and (forced.mean_abs_logprob_difference is None or forced.mean_abs_logprob_difference <= CLOSE_LOGPROB)
 
 
 def _forced_words(forced: TeacherForced) -> str:
     parts = []
-    if forced.top1_share is not None:
-        parts.append(f"the same favourite at {forced.top1_share:.1%} (close: at least {CLOSE_TOP1:.0%})")
+    if forced.top1_or_tie_share is not None:
+        parts.append(
+            f"the same favourite, or one that is level, at {forced.top1_or_tie_share:.1%} (close: at least {CLOSE_TOP1:.0%})"
+        )
     if forced.mean_abs_logprob_difference is not None:
         parts.append(
             f"log probabilities {forced.mean_abs_logprob_difference:.3g} nats apart (close: at most {CLOSE_LOGPROB:g})"

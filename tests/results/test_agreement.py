@@ -28,6 +28,7 @@ from results.agreement import (
     problems,
 )
 
+T = 0.25
 TOKENS = st.integers(0, 5)
 LOGPROBS = st.floats(-20, 0)
 
@@ -135,7 +136,7 @@ def scored(token: int, top: Mapping[int, float]) -> Position:
 @given(st.lists(st.tuples(st.integers(0, 3), WEIGHTS), min_size=1, max_size=6))
 def test_an_engine_scores_as_itself(rows: list[tuple[int, list[float]]]) -> None:
     text = [scored(token, distribution(weights)) for token, weights in rows]
-    found = compare_scores([text, text], [text, text])
+    found = compare_scores([text, text], [text, text], 0.0)
     assert found.tokens == 2 * len(rows)
     assert (found.top1_share, found.mean_abs_logprob_difference) == (1, 0)
     assert found.mean_kl == pytest.approx(0, abs=1e-9)
@@ -144,16 +145,34 @@ def test_an_engine_scores_as_itself(rows: list[tuple[int, list[float]]]) -> None
 def test_scores_are_counted_over_all_positions() -> None:
     a = [[scored(0, {0: -0.1, 1: -3.0}), scored(1, {0: -0.2, 1: -2.0})]]
     b = [[scored(0, {0: -0.3, 1: -2.0}), scored(1, {0: -2.0, 1: -0.2})]]
-    found = compare_scores(a, b)
+    found = compare_scores(a, b, T)
     assert (found.tokens, found.top1_share) == (2, 0.5)
     assert found.mean_abs_logprob_difference == pytest.approx((0.2 + 1.8) / 2)
     with pytest.raises(ValueError, match="different texts"):
-        compare_scores([[Position(0)]], [[Position(1)]])
+        compare_scores([[Position(0)]], [[Position(1)]], T)
+
+
+def test_level_favourites_are_told_apart_from_other_ones() -> None:
+    """Level only where both engines see the two candidates within the threshold."""
+    a = [
+        scored(0, {0: -0.7, 1: -0.8}),
+        scored(0, {0: -0.7, 1: -0.8}),
+        scored(0, {0: -0.7, 2: -3.0}),
+        scored(0, {0: -0.1}),
+    ]
+    b = [
+        scored(0, {0: -0.8, 1: -0.7}),
+        scored(0, {0: -1.7, 1: -0.7}),
+        scored(0, {0: -0.8, 1: -0.7}),
+        scored(0, {0: -0.1}),
+    ]
+    found = compare_scores([a], [b], T)
+    assert (found.top1_share, found.top1_or_tie_share) == (0.25, 0.5)
 
 
 def test_what_is_not_told_is_null() -> None:
-    assert compare_scores([plain(1, 2)], [plain(1, 2)]) == TeacherForced(2, None, None, None)
-    assert compare_scores([], []) == TeacherForced(0, None, None, None)
+    assert compare_scores([plain(1, 2)], [plain(1, 2)], T) == TeacherForced(2, None, None, None, None)
+    assert compare_scores([], [], T) == TeacherForced(0, None, None, None, None)
 
 
 # Sanity of one output.
@@ -186,8 +205,7 @@ def parted(
     return PromptAgreement(False, agreed, agreed, 8, gap, at_least, difference)
 
 
-ALIKE = TeacherForced(100, 0.99, 0.02, 0.001)
-T = 0.25
+ALIKE = TeacherForced(100, 0.9, 0.99, 0.02, 0.001)
 
 
 @pytest.mark.parametrize(
@@ -200,17 +218,17 @@ T = 0.25
         ([MATCH, parted(T + 0.01)], ALIKE, Agreement.CLOSE),
         ([MATCH, parted(0.1, at_least=True)], ALIKE, Agreement.CLOSE),
         ([MATCH, parted(None)], ALIKE, Agreement.CLOSE),
-        ([MATCH, parted(1.0)], TeacherForced(100, CLOSE_TOP1 - 0.01, 0.02, None), Agreement.DIFFERENT),
-        ([MATCH, parted(1.0)], TeacherForced(100, 0.99, CLOSE_LOGPROB + 0.01, None), Agreement.DIFFERENT),
+        ([MATCH, parted(1.0)], TeacherForced(100, 0.9, CLOSE_TOP1 - 0.01, 0.02, None), Agreement.DIFFERENT),
+        ([MATCH, parted(1.0)], TeacherForced(100, 0.9, 0.99, CLOSE_LOGPROB + 0.01, None), Agreement.DIFFERENT),
         # Texts scored otherwise are another model, however the few outputs went.
-        ([MATCH, MATCH], TeacherForced(100, 0.5, 2.0, 1.0), Agreement.DIFFERENT),
-        ([MATCH, parted(0.0)], TeacherForced(100, 0.5, 2.0, 1.0), Agreement.DIFFERENT),
+        ([MATCH, MATCH], TeacherForced(100, 0.5, 0.5, 2.0, 1.0), Agreement.DIFFERENT),
+        ([MATCH, parted(0.0)], TeacherForced(100, 0.5, 0.5, 2.0, 1.0), Agreement.DIFFERENT),
         # Without scores: what was told before they parted, else the tokens alone.
         ([parted(1.0, difference=0.05)], None, Agreement.CLOSE),
         ([parted(1.0, difference=0.5)], None, Agreement.DIFFERENT),
         ([parted(None, agreed=6)], None, Agreement.CLOSE),
         ([parted(None, agreed=1)], None, Agreement.DIFFERENT),
-        ([parted(None, agreed=6)], TeacherForced(50, None, None, None), Agreement.CLOSE),
+        ([parted(None, agreed=6)], TeacherForced(50, None, None, None, None), Agreement.CLOSE),
         ([], None, Agreement.DIFFERENT),
     ],
 )
