@@ -43,6 +43,11 @@ _ALWAYS = {
     "async_scheduling": False,
     "stream_interval": 1,
 }
+# Neutral switch -> the two forms of its flag.
+_SWITCHES = {
+    "chunked_prefill": ("--chunked-prefill", "--no-chunked-prefill"),
+    "prefix_caching": ("--prefix-caching", "--no-prefix-caching"),
+}
 # What the server tells of itself beside settings.
 _OTHER_KEYS = frozenset({"versions", "model"})
 
@@ -61,16 +66,14 @@ class ReferenceBackend(Backend):
         truth_log=True,
         server_metrics=True,
     )
-    settings: ClassVar[frozenset[str]] = frozenset(_FLAGS)
+    settings: ClassVar[frozenset[str]] = frozenset({*_FLAGS, *_SWITCHES})
     fixed: ClassVar[Mapping[str, Any]] = {
-        "prefix_caching": False,
-        "chunked_prefill": True,
         "cuda_graphs": False,
         "tensor_parallel": 1,
         "quantisation": "none",
     }
     metrics: ClassVar[tuple[MetricRule, ...]] = (
-        *(rule for rule in VLLM_METRICS if not rule.neutral.startswith("prefix_")),
+        *VLLM_METRICS,
         MetricRule("kv_pool_bytes", ("dyno_reference:kv_pool_bytes",)),
         MetricRule("kv_allocated_bytes", ("dyno_reference:kv_allocated_bytes",)),
         MetricRule("kv_held_bytes", ("dyno_reference:kv_held_bytes", "dyno_reference:kv_token_bytes")),
@@ -110,6 +113,7 @@ class ReferenceBackend(Backend):
         for setting, flag in _FLAGS.items():
             if setting in asked:
                 argv += [flag, str(asked[setting])]
+        argv += [flags[not asked[setting]] for setting, flags in _SWITCHES.items() if setting in asked]
         env = {"PYTHONUNBUFFERED": "1", **context.env}
         return LaunchPlan((*argv, *context.options), env)
 
@@ -118,7 +122,9 @@ class ReferenceBackend(Backend):
 
     def resolved_settings(self, asked: EngineSettings, documents: Mapping[str, Any], log: str) -> dict[str, Resolved]:
         resolved = {name: Resolved(value, Source.FIXED) for name, value in {**self.fixed, **_ALWAYS}.items()}
-        resolved |= {name: Resolved(value, Source.ASKED) for name, value in asked.asked().items() if name in _FLAGS}
+        resolved |= {
+            name: Resolved(value, Source.ASKED) for name, value in asked.asked().items() if name in self.settings
+        }
         document = documents.get(SETTINGS_PATH)
         if isinstance(document, dict):
             resolved |= {

@@ -135,6 +135,11 @@ _TRUTH_STEP_FIELDS = [
     ("blocks_allocated", pa.int32()),
     ("blocks_total", pa.int32()),
     ("tokens_held", pa.int64()),
+    # Promised to running requests or held by them; with on-demand admission the same as allocated.
+    ("blocks_reserved", pa.int32()),
+    # Prompt tokens that the prefix cache spared, and tokens computed for finished rows of a padded batch.
+    ("cached_tokens", pa.int32()),
+    ("padding_tokens", pa.int32()),
 ]
 
 REQUESTS = pa.schema(_REQUEST_FIELDS, metadata=_METADATA)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from backends.reference.config import ModelConfig
-from backends.reference.scheduler import Scheduled
+from backends.reference.request import Scheduled
 
 # Query rows that a chunk attends with at a time: bounds the matrix of scores, and skips most of what causality hides.
 QUERY_TILE = 128
@@ -193,3 +193,23 @@ class PagedKV:
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
+
+
+class NoKV(PagedKV):
+    """No KV cache: every item is a whole sequence and attends over this step's own keys and values."""
+
+    name = "no-cache"
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(config, 0, 1, dtype, device)
+
+    def index(self, items: list[Scheduled]) -> AttentionIndex:
+        """See PagedKV; nothing is read from a pool."""
+        chunks, first = [], 0
+        for item in items:
+            chunks.append(ChunkIndex(first, first + item.count, item.count, None))
+            first += item.count
+        return AttentionIndex(torch.empty(0, dtype=torch.int64), 0, None, None, chunks)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, index: AttentionIndex) -> None:
+        """Keep nothing."""

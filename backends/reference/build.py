@@ -9,12 +9,14 @@ from pathlib import Path
 
 import torch
 
-from backends.reference.attention import PagedKV
+from backends.reference.attention import NoKV, PagedKV
 from backends.reference.config import EngineSettings, ModelConfig
 from backends.reference.engine import Engine
 from backends.reference.kv_cache import BlockManager
+from backends.reference.kv_layouts import ContiguousRuns, NoKvCache
 from backends.reference.loader import DummyWeights, SafetensorsWeights, WeightSource
 from backends.reference.model import Llama
+from backends.reference.prefix_cache import PrefixCache
 from backends.reference.runner import ModelRunner
 from backends.reference.scheduler import Scheduler
 from backends.reference.truth import TruthLog
@@ -58,13 +60,35 @@ def build_engine(
         config.kv_bytes_per_token(settings.dtype),
         settings.kv_cache_tokens * config.kv_bytes_per_token(settings.dtype) / 2**20,
     )
-    kv = PagedKV(config, settings.num_blocks, settings.block_size, dtype, device)
+    off = settings.switches.kv_cache == "off"
+    kv = (
+        NoKV(config, dtype, device) if off else PagedKV(config, settings.num_blocks, settings.block_size, dtype, device)
+    )
     allocated = time.monotonic()
     log.info("allocated KV in %.2f s", allocated - loaded)
-    blocks = BlockManager(settings.num_blocks, settings.block_size)
-    scheduler = Scheduler(blocks, settings.max_model_len, settings.max_num_seqs, settings.max_num_batched_tokens)
+    scheduler = build_scheduler(settings)
     engine = Engine(scheduler, ModelRunner(model, kv), truth)
     return BuiltEngine(engine, model, kv, loaded - start, allocated - loaded)
+
+
+def build_scheduler(settings: EngineSettings) -> Scheduler:
+    """The scheduler with the strategies that the switches name; needs no model."""
+    return Scheduler(
+        _blocks(settings),
+        settings.max_model_len,
+        settings.max_num_seqs,
+        settings.max_num_batched_tokens,
+        settings.switches.policies(),
+    )
+
+
+def _blocks(settings: EngineSettings) -> BlockManager:
+    switches, size = settings.switches, settings.block_size
+    if switches.kv_cache == "off":
+        return NoKvCache()
+    if switches.kv_layout == "contiguous":
+        return ContiguousRuns(settings.num_blocks, size, settings.max_model_len)
+    return BlockManager(settings.num_blocks, size, PrefixCache(size) if switches.prefix_caching else None)
 
 
 def _weights(folder: Path, settings: EngineSettings, dtype: torch.dtype, device: torch.device) -> WeightSource:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backends.reference.switches import STANDARD, Switches
 from results.errors import UsageError
 
 ARCHITECTURES = ("LlamaForCausalLM",)
@@ -49,7 +50,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The settings as used, every automatic value resolved. `kv_cache_tokens` is a multiple of `block_size`."""
+    """The settings as used, every automatic value resolved. `kv_cache_tokens` is a multiple of `block_size`, or 0."""
 
     dtype: str
     max_model_len: int
@@ -60,6 +61,7 @@ class EngineSettings:
     threads: int = 1
     seed: int = 0
     load_format: str = "auto"
+    switches: Switches = STANDARD
 
     @property
     def num_blocks(self) -> int:

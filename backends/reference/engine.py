@@ -10,8 +10,9 @@ from concurrent.futures import wait
 
 from backends.reference.messages import Abort, EngineStats, Failed, NewToken, StepOutput, Stop, Submit
 from backends.reference.owner import OwnerThread
+from backends.reference.request import Request, StepPlan
 from backends.reference.runner import Runner
-from backends.reference.scheduler import RefusedError, Request, Scheduler, StepPlan
+from backends.reference.scheduler import RefusedError, Scheduler
 from backends.reference.truth import NoTruth, TruthLog
 
 log = logging.getLogger(__name__)
@@ -83,28 +84,37 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             preemptions=scheduler.num_preemptions,
+            blocks_reserved=scheduler.blocks_reserved,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
             steps=self.num_steps,
         )
 
     def _record(self, plan: StepPlan, start: int, end: int) -> None:
         """Write the step's composition, and the pool as it was at its end, to the truth log."""
         scheduler = self.scheduler
-        decodes = [item for item in plan.items if item.is_decode]
-        computed = sum(item.count for item in plan.items)
+        padding = sum(item.count for item in plan.items if item.is_padding)
+        items = [item for item in plan.items if not item.is_padding]
+        decodes = sum(map(scheduler.is_decode, items))
+        computed = sum(item.count for item in items)
+        kept = sum(scheduler.blocks.kept(item.end) - item.request.num_computed for item in items)
         self.truth.step(
             self.num_steps,
             start,
             end,
-            computed - len(decodes),
-            len(decodes),
-            len(plan.items) - len(decodes),
+            computed - decodes,
+            decodes,
+            len(items) - decodes,
             len(scheduler.running),
             len(scheduler.waiting),
             len(plan.preempted),
-            sum(item.end for item in plan.items),
+            sum(item.end for item in items),
             scheduler.blocks.num_allocated,
             scheduler.blocks.num_blocks,
-            scheduler.tokens_held + computed,
+            scheduler.tokens_held + kept,
+            scheduler.blocks_reserved,
+            plan.cached_tokens,
+            padding,
         )
         if plan.preempted and scheduler.num_preemptions >= self._warn_at:
             self._warn_at = 2 * scheduler.num_preemptions

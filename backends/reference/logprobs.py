@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from backends.reference.messages import TokenLogprobs
-from backends.reference.scheduler import Request, Scheduled
+from backends.reference.request import Request, Scheduled
 
 # Prompt rows whose logits are held at once: 256 rows of 128k words in float32 are 128 MiB.
 _ROWS = 256

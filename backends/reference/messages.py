@@ -104,3 +104,6 @@ class EngineStats:
     generated_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    blocks_reserved: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0

@@ -33,11 +33,13 @@ def exposition(
         "vllm:kv_cache_usage_perc",
         "gauge",
         "Allocated share of the KV blocks; 1 means all.",
-        {"": stats.blocks_allocated / num_blocks},
+        {"": stats.blocks_allocated / max(num_blocks, 1)},
     )
     metric("vllm:prompt_tokens_total", "counter", "Prompt tokens processed.", {"": stats.prompt_tokens})
     metric("vllm:generation_tokens_total", "counter", "Tokens generated.", {"": stats.generated_tokens})
     metric("vllm:num_preemptions_total", "counter", "Preemptions.", {"": stats.preemptions})
+    metric("vllm:prefix_cache_queries_total", "counter", "Tokens looked up.", {"": stats.prefix_queries})
+    metric("vllm:prefix_cache_hits_total", "counter", "Tokens found computed.", {"": stats.prefix_hits})
     metric(
         "vllm:request_success_total",
         "counter",
@@ -55,6 +57,12 @@ def exposition(
     )
     metric("dyno_reference:steps_total", "counter", "Engine steps.", {"": stats.steps})
     metric("dyno_reference:kv_pool_bytes", "gauge", "Bytes of the KV pool.", {"": num_blocks * block_bytes})
+    metric(
+        "dyno_reference:kv_reserved_bytes",
+        "gauge",
+        "Bytes of KV blocks promised to running requests or held by them.",
+        {"": stats.blocks_reserved * block_bytes},
+    )
     metric(
         "dyno_reference:kv_allocated_bytes",
         "gauge",

@@ -14,8 +14,8 @@ from backends.reference.attention import PagedKV
 from backends.reference.logprobs import add_prompt_logprobs, output_logprobs
 from backends.reference.messages import TokenLogprobs
 from backends.reference.model import Llama
+from backends.reference.request import Scheduled
 from backends.reference.sampler import sample
-from backends.reference.scheduler import Scheduled
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from backends.reference.scheduler import Request
+from backends.reference.request import Request
 
 _MASK = (1 << 64) - 1
 # Below this a temperature is greedy: dividing by it would overflow the logits.

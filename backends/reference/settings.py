@@ -12,9 +12,12 @@ from typing import Any
 import psutil
 
 from backends.reference.config import DTYPES, EngineSettings, ModelConfig
+from backends.reference.policies import ADMISSION, BATCHING
+from backends.reference.switches import KV_CACHE, KV_LAYOUTS, STANDARD, Switches, check_switches
 from results.errors import UsageError
 
 DEFAULT_KV_BYTES = 1 << 30
+DEFAULT_BUDGET = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class ServerArguments:
     dtype: str
     max_model_len: int | None
     max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_batched_tokens: int | None
     block_size: int
     kv_cache_tokens: int | None
     kv_cache_bytes: int | None
@@ -37,6 +40,12 @@ class ServerArguments:
     load_format: str
     truth_dir: Path | None
     log_level: str
+    admission: str
+    batching: str
+    chunked_prefill: bool | None
+    kv_layout: str
+    kv_cache: str
+    prefix_caching: bool
 
     @property
     def name(self) -> str:
@@ -67,7 +76,11 @@ def parse_arguments(argv: list[str] | None, prog: str = "python -m backends.refe
     )
     add("--max-model-len", type=_positive, help="longest prompt + output (default: the model's, or what the KV holds)")
     add("--max-num-seqs", type=_positive, default=256, help="requests in a step at most")
-    add("--max-num-batched-tokens", type=_positive, default=2048, help="tokens in a step at most")
+    add(
+        "--max-num-batched-tokens",
+        type=_positive,
+        help=f"tokens in a step at most (default: {DEFAULT_BUDGET}, or max-model-len if more and prompts are not chunked)",
+    )
     add("--block-size", type=_positive, default=16, help="tokens in a KV block")
     pool = parser.add_mutually_exclusive_group()
     pool.add_argument("--kv-cache-tokens", type=_positive, help="size of the KV pool in tokens")
@@ -77,7 +90,29 @@ def parse_arguments(argv: list[str] | None, prog: str = "python -m backends.refe
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy draws weights from N(0, 0.02)")
     add("--truth-dir", type=Path, metavar="DIR", help="write the truth log (token stamps, step composition) there")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="of the log on stderr")
+    _add_switches(parser)
     return ServerArguments(**vars(parser.parse_args(argv)))
+
+
+def _add_switches(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("switches, each of which isolates one mechanism").add_argument
+    on_off = argparse.BooleanOptionalAction
+    add(
+        "--admission",
+        choices=tuple(ADMISSION),
+        default=STANDARD.admission,
+        help="memory a request is promised when it enters: none, or all that it could use",
+    )
+    add(
+        "--batching",
+        choices=tuple(BATCHING),
+        default=STANDARD.batching,
+        help="static runs a batch until all in it finished, with finished rows dropped or computed on",
+    )
+    add("--chunked-prefill", action=on_off, help="cut prompts to the step's budget (default: yes, with a KV cache)")
+    add("--kv-layout", choices=KV_LAYOUTS, default=STANDARD.kv_layout, help="contiguous: max-model-len slots a request")
+    add("--kv-cache", choices=KV_CACHE, default=STANDARD.kv_cache, help="off computes the whole sequence every step")
+    add("--prefix-caching", action=on_off, default=STANDARD.prefix_caching, help="share the KV of equal beginnings")
 
 
 def resolve(arguments: ServerArguments, config: ModelConfig) -> EngineSettings:
@@ -88,6 +123,51 @@ def resolve(arguments: ServerArguments, config: ModelConfig) -> EngineSettings:
     model_len = arguments.max_model_len or config.max_position
     if model_len > config.max_position:
         raise UsageError(f"--max-model-len {model_len} is more than the model's {config.max_position} positions.")
+    switches = _switches(arguments)
+    tokens, model_len = (0, model_len) if switches.kv_cache == "off" else _pool(arguments, config, dtype, model_len)
+    return EngineSettings(
+        dtype=dtype,
+        max_model_len=model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=_budget(arguments, switches, model_len),
+        block_size=arguments.block_size,
+        kv_cache_tokens=tokens,
+        threads=arguments.threads or len(os.sched_getaffinity(0)),
+        seed=arguments.seed,
+        load_format=arguments.load_format,
+        switches=switches,
+    )
+
+
+def _switches(arguments: ServerArguments) -> Switches:
+    chunked = arguments.chunked_prefill
+    switches = Switches(
+        arguments.admission,
+        arguments.batching,
+        arguments.kv_cache == "on" if chunked is None else chunked,
+        arguments.kv_layout,
+        arguments.kv_cache,
+        arguments.prefix_caching,
+    )
+    check_switches(switches)
+    return switches
+
+
+def _budget(arguments: ServerArguments, switches: Switches, model_len: int) -> int:
+    """Tokens a step; a prompt that is not cut must fit."""
+    budget = arguments.max_num_batched_tokens
+    if switches.chunked_prefill:
+        return budget or DEFAULT_BUDGET
+    if budget is not None and budget < model_len:
+        raise UsageError(
+            f"Without chunked prefill a whole prompt must fit a step, but --max-num-batched-tokens {budget} is less than "
+            f"the {model_len} tokens of the longest request; raise it, or lower --max-model-len."
+        )
+    return budget or max(DEFAULT_BUDGET, model_len)
+
+
+def _pool(arguments: ServerArguments, config: ModelConfig, dtype: str, model_len: int) -> tuple[int, int]:
+    """Tokens in the KV pool, and the longest request, which an automatic pool may shorten."""
     per_token = config.kv_bytes_per_token(dtype)
     tokens = _pool_tokens(arguments, model_len, per_token)
     tokens = tokens // arguments.block_size * arguments.block_size
@@ -110,17 +190,7 @@ def resolve(arguments: ServerArguments, config: ModelConfig) -> EngineSettings:
             f"The KV pool of {tokens} tokens needs {tokens * per_token} bytes, but {available} bytes of memory are "
             "available; lower --kv-cache-tokens."
         )
-    return EngineSettings(
-        dtype=dtype,
-        max_model_len=model_len,
-        max_num_seqs=arguments.max_num_seqs,
-        max_num_batched_tokens=arguments.max_num_batched_tokens,
-        block_size=arguments.block_size,
-        kv_cache_tokens=tokens,
-        threads=arguments.threads or len(os.sched_getaffinity(0)),
-        seed=arguments.seed,
-        load_format=arguments.load_format,
-    )
+    return tokens, model_len
 
 
 def _pool_tokens(arguments: ServerArguments, model_len: int, per_token: int) -> int:
@@ -139,8 +209,10 @@ def settings_as_json(
     """The answer of /v1/dyno/settings: what is used, not what was asked."""
     import torch
 
+    plain = asdict(settings)
     return {
-        **asdict(settings),
+        **plain.pop("switches"),
+        **plain,
         "kv_dtype": settings.dtype,
         "kv_bytes_per_token": config.kv_bytes_per_token(settings.dtype),
         "num_blocks": settings.num_blocks,
@@ -150,8 +222,6 @@ def settings_as_json(
         "linear": linear,
         "device": "cpu",
         "scheduler": "fcfs",
-        "chunked_prefill": True,
-        "prefix_caching": False,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
 

@@ -55,7 +55,8 @@ class TestCommandLine:
 
     def test_every_setting_it_names_becomes_a_flag(self, tmp_path: Path) -> None:
         values: dict[str, object] = dict.fromkeys(BACKEND.settings, 7) | {"dtype": "float32", "load_format": "dummy"}
-        del values["kv_cache_bytes"]
+        for name in ("kv_cache_bytes", "chunked_prefill", "prefix_caching"):  # asked once; without a value
+            del values[name]
         argv = BACKEND.launch_plan(context(tmp_path, Path("m"), **values)).argv
         for name, value in values.items():
             flag = argv.index("--" + name.replace("_", "-"))
@@ -72,7 +73,7 @@ class TestCommandLine:
 
     @pytest.mark.parametrize(
         ("setting", "value"),
-        [("memory_fraction", 0.9), ("kv_dtype", "fp8"), ("prefix_caching", True), ("tensor_parallel", 2)],
+        [("memory_fraction", 0.9), ("kv_dtype", "fp8"), ("cuda_graphs", True), ("tensor_parallel", 2)],
     )
     def test_a_setting_it_cannot_honour_is_refused_by_name(self, tmp_path: Path, setting: str, value: object) -> None:
         with pytest.raises(SettingNotSupportedError, match=f"'{setting}'.*max_num_seqs"):
@@ -80,7 +81,14 @@ class TestCommandLine:
 
     def test_the_value_it_always_has_may_be_asked_for(self, tmp_path: Path) -> None:
         plain = BACKEND.launch_plan(context(tmp_path, Path("m")))
-        assert BACKEND.launch_plan(context(tmp_path, Path("m"), prefix_caching=False, tensor_parallel=1)) == plain
+        assert BACKEND.launch_plan(context(tmp_path, Path("m"), cuda_graphs=False, tensor_parallel=1)) == plain
+
+    def test_switches_have_a_flag_for_each_value_and_none_when_left_out(self, tmp_path: Path) -> None:
+        argv = BACKEND.launch_plan(context(tmp_path, Path("m"), prefix_caching=True, chunked_prefill=False)).argv
+        assert {"--prefix-caching", "--no-chunked-prefill"} < set(argv)
+        argv = BACKEND.launch_plan(context(tmp_path, Path("m"), prefix_caching=False)).argv
+        assert "--no-prefix-caching" in argv
+        assert not [flag for flag in argv if "chunked" in flag]
 
     def test_the_kv_cache_is_asked_for_once(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="kv_cache_tokens=64 and kv_cache_bytes=9"):
@@ -101,7 +109,7 @@ class TestReadBack:
         assert resolved["dtype"] == Resolved("bfloat16", Source.ENDPOINT)
         assert resolved["kv_bytes_per_token"] == Resolved(512, Source.ENDPOINT)
         assert resolved["seed"] == Resolved(3, Source.ASKED)
-        assert resolved["prefix_caching"] == Resolved(False, Source.FIXED)
+        assert resolved["cuda_graphs"] == Resolved(False, Source.FIXED)
         assert "versions" not in resolved
         assert BACKEND.versions({SETTINGS_PATH: self.DOCUMENT}, "") == {"torch": "2.13.0"}
 

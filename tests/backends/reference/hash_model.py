@@ -8,11 +8,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
+from backends.reference.build import build_scheduler
+from backends.reference.config import EngineSettings
 from backends.reference.engine import Engine
-from backends.reference.kv_cache import BlockManager
 from backends.reference.messages import NewToken
+from backends.reference.request import Scheduled
 from backends.reference.runner import StepResult
-from backends.reference.scheduler import Scheduled, Scheduler
+from backends.reference.switches import STANDARD, Switches
 
 VOCABULARY = 61
 
@@ -56,16 +58,37 @@ class HashRunner:
         return item.request.block_table[position // self.block_size], position % self.block_size
 
 
+class RecomputingRunner(HashRunner):
+    """Without KV cache: knows what the step itself brings, and nothing else."""
+
+    def run(self, items: Sequence[Scheduled]) -> StepResult:
+        self.batches.append([(item.request.key, item.start, item.count) for item in items])
+        assert {item.start for item in items} == {0}
+        return StepResult([next_token(item.request.tokens[: item.end]) for item in items if item.samples])
+
+
 def hash_engine(
     num_blocks: int = 1000,
     block_size: int = 16,
     max_model_len: int = 4096,
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 2048,
+    switches: Switches = STANDARD,
 ) -> Engine:
     """An engine over the hash model."""
-    blocks = BlockManager(num_blocks, block_size)
-    return Engine(Scheduler(blocks, max_model_len, max_num_seqs, max_num_batched_tokens), HashRunner(block_size))
+    if not switches.chunked_prefill:
+        max_num_batched_tokens = max(max_num_batched_tokens, max_model_len)
+    settings = EngineSettings(
+        "float32",
+        max_model_len,
+        max_num_seqs,
+        max_num_batched_tokens,
+        block_size,
+        num_blocks * block_size,
+        switches=switches,
+    )
+    runner = RecomputingRunner(block_size) if switches.kv_cache == "off" else HashRunner(block_size)
+    return Engine(build_scheduler(settings), runner)
 
 
 def run_to_end(engine: Engine, max_steps: int = 5000) -> dict[int, list[NewToken]]:

@@ -8,7 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from backends.reference.messages import NewToken, Sampling, Submit
 from backends.reference.scheduler import RefusedError
+from backends.reference.switches import Switches, legal_combinations
 from tests.backends.reference.hash_model import VOCABULARY, expected_output, hash_engine, run_to_end
+
+MODEL_LEN = 60
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -19,23 +22,32 @@ class EngineMachine(RuleBasedStateMachine):
         block_size=st.integers(1, 9),
         max_num_seqs=st.integers(1, 6),
         budget=st.integers(1, 40),
+        switches=st.sampled_from(legal_combinations()),
     )
-    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int) -> None:
-        self.engine = hash_engine(num_blocks, block_size, 100, max_num_seqs, budget)
+    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, switches: Switches) -> None:
+        if switches.kv_layout == "contiguous":  # a pool of two to four runs
+            num_blocks = max(2 * -(-MODEL_LEN // block_size), num_blocks)
+        self.engine = hash_engine(num_blocks, block_size, MODEL_LEN, max_num_seqs, budget, switches)
+        self.may_preempt = (switches.kv_layout, switches.kv_cache, switches.admission) == ("paged", "on", "on-demand")
         self.next_key = 0
         self.asked: dict[int, Submit] = {}
         self.made: dict[int, list[NewToken]] = {}
         self.aborted: set[int] = set()
 
     @rule(
-        prompt=st.lists(st.integers(0, VOCABULARY - 1), max_size=40), max_tokens=st.integers(1, 30), stops=st.booleans()
+        shared=st.integers(0, 30),
+        prompt=st.lists(st.integers(0, VOCABULARY - 1), max_size=20),
+        max_tokens=st.integers(1, 30),
+        stops=st.booleans(),
     )
-    def submit(self, prompt: list[int], max_tokens: int, stops: bool) -> None:
+    def submit(self, shared: int, prompt: list[int], max_tokens: int, stops: bool) -> None:
+        prompt = [*range(shared), *prompt]  # many begin alike
         stop_ids = frozenset(range(5)) if stops else frozenset()
         message = Submit(self.next_key, f"r{self.next_key}", prompt, max_tokens, Sampling(stop_ids=stop_ids))
         self.next_key += 1
         scheduler = self.engine.scheduler
-        fits = scheduler.blocks.blocks_for(len(prompt) + max_tokens - 1) <= scheduler.blocks.num_blocks
+        total = len(prompt) + max_tokens
+        fits = scheduler.blocks.blocks_for(total - 1) <= scheduler.blocks.num_blocks and total <= MODEL_LEN
         try:
             self.engine.submit(message)
         except RefusedError:
@@ -71,6 +83,7 @@ class EngineMachine(RuleBasedStateMachine):
     def accounts_balance(self) -> None:
         if hasattr(self, "engine"):
             self.engine.scheduler.check_integrity()
+            assert self.may_preempt or self.engine.scheduler.num_preemptions == 0
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
@@ -84,5 +97,5 @@ class EngineMachine(RuleBasedStateMachine):
             assert made == (expected[: len(made)] if key in self.aborted else expected)
 
 
-EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestEngine = EngineMachine.TestCase

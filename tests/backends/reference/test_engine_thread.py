@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from backends.reference.engine import Engine, EngineThread
 from backends.reference.messages import Abort, Failed, StepOutput, Submit
 from backends.reference.owner import OwnerThread
+from backends.reference.request import Scheduled
 from backends.reference.runner import StepResult
-from backends.reference.scheduler import Scheduled
 from tests.backends.reference.hash_model import expected_output, hash_engine
 
 DEADLINE_S = 30

@@ -48,14 +48,41 @@ def test_shared_block_stays_until_its_last_owner_frees_it() -> None:
     blocks = BlockManager(2, 4)
     table: list[int] = []
     blocks.grow(table, 4)
-    blocks.share(table)
+    other: list[int] = []
+    assert blocks.allocate(other, 8, hits=table)
+    assert other[0] == table[0]
+    blocks.check_integrity([table, other])
     blocks.free(table)
-    assert blocks.num_free == 1
-    blocks.check_integrity([table])
-    blocks.free(table)
+    assert blocks.num_free == 0
+    blocks.check_integrity([other])
+    blocks.free(other)
     assert blocks.num_free == 2
-    with pytest.raises(BlockAccountingError, match="cannot be shared"):
-        blocks.share(table)
+
+
+def test_free_block_that_is_hit_again_counts_as_needed() -> None:
+    blocks = BlockManager(3, 4)
+    table: list[int] = []
+    blocks.grow(table, 8)
+    blocks.free(table)
+    assert not blocks.allocate([], 16, hits=table)  # two hits, both free, and two more: four of three
+    blocks.check_integrity([])
+    again: list[int] = []
+    assert blocks.allocate(again, 12, hits=table)
+    assert again[:2] == table
+    blocks.check_integrity([again])
+
+
+def test_longest_unused_block_is_handed_out_first_and_ends_of_sequences_before_their_beginnings() -> None:
+    blocks = BlockManager(5, 4)
+    first: list[int] = []
+    second: list[int] = []
+    blocks.grow(first, 8)
+    blocks.grow(second, 8)
+    blocks.free(second)
+    blocks.free(first)
+    last: list[int] = []
+    blocks.grow(last, 20)
+    assert last[1:] == [*reversed(second), *reversed(first)]
 
 
 @pytest.mark.parametrize("unknown", [-1, 2])

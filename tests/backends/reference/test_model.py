@@ -12,8 +12,8 @@ import torch
 from backends.reference.build import BuiltEngine, build_engine
 from backends.reference.config import EngineSettings, read_model_config
 from backends.reference.messages import Sampling, Submit
+from backends.reference.request import Request, Scheduled
 from backends.reference.runner import ModelRunner
-from backends.reference.scheduler import Request, Scheduled
 
 OUTPUT = 32
 TINY = {

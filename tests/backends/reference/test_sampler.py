@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from backends.reference.messages import Sampling
+from backends.reference.request import Request
 from backends.reference.sampler import sample, uniform
-from backends.reference.scheduler import Request
 from tests.backends.reference.test_model import TINY, built, generate, random_prompts, save_llama
 
 
