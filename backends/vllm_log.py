@@ -37,7 +37,7 @@ _SAID: dict[str, re.Pattern[str]] = {
     "max_num_batched_tokens": re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)"),
     "kv_cache_tokens": re.compile(r"KV cache size: ([\d,]+) tokens"),
     "block_size": re.compile(r"Setting (?:kv cache|attention) block size to (\d+)"),
-    "attention_backend": re.compile(r"Using (?:the )?(\w+) (?:attention )?backend(?: out of|\.|$)"),
+    "attention_backend": re.compile(r"Using (\w+|Flash Attention) (?:attention )?backend(?: out of| on V1|\.)"),
 }
 _KV_MEMORY = re.compile(
     r"Available KV cache memory: ([\d.]+) GiB|(?:Explicitly|Auto) set \(([\d.]+)/[\d.]+\) GiB for KV cache"

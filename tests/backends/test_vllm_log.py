@@ -84,6 +84,21 @@ class TestSettings:
         assert version_of(log) is None
         assert startup_phases(log, time.time_ns()) == {}
 
+    @pytest.mark.parametrize(
+        ("line", "backend"),
+        [
+            (
+                "Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN', 'FLASHINFER'].",
+                "FLASH_ATTN",
+            ),
+            ("Using Flash Attention backend on V1 engine.", "Flash Attention"),
+            ("Using CPU_MLA backend.", "CPU_MLA"),
+            ("Using HND KV cache layout for FLASHINFER_MLA backend.", None),
+        ],
+    )
+    def test_the_attention_backend_is_named_in_several_ways(self, line: str, backend: str | None) -> None:
+        assert settings_of(line).get("attention_backend") == backend
+
     def test_threads_of_all_ranks_are_counted(self) -> None:
         lines = "\tlocal_rank=0, core ids=[0, 1]\n\tlocal_rank=1, core ids=[2, 3, 4]\n"
         assert settings_of(lines)["threads"] == 5
