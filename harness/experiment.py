@@ -212,8 +212,13 @@ def load_experiment(path: Path) -> Experiment:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"Cannot read the experiment {path}: {error.strerror or error}.") from error
+    except yaml.MarkedYAMLError as error:
+        where = f" at line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UsageError(f"{path} is not valid YAML{where}: {error.problem or error.context}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid YAML: {str(error).splitlines()[0]}.") from error
+    if data is None:
+        raise UsageError(f"{path} is empty. An experiment needs model, engines, workloads and loads.")
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds {type(data).__name__}, not a mapping with model, engines, workloads and loads.")
     return experiment_from(data, str(path))
@@ -230,7 +235,11 @@ def experiment_from(data: dict[str, Any], origin: str) -> Experiment:
 def describe_validation(errors: Sequence[Any]) -> str:
     """Pydantic's findings as one line: field, what is wrong, what was given."""
     parts = []
+    # A list whose items are wrong also counts as too short: only the items tell the user something.
+    roots = {item["loc"][0] for item in errors if len(item["loc"]) > 1}
     for item in errors:
+        if item.get("type") == "too_short" and item["loc"][:1] and item["loc"][0] in roots and len(item["loc"]) == 1:
+            continue
         where = ".".join(str(step) for step in item["loc"]) or "experiment"
         given = item.get("input")
         shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -48,9 +49,24 @@ def make_manifest(
         "device": device_facts(),
         "packages": package_versions(),
         "git": git_facts(Path.cwd()),
-        "model": {"name": model_name, "folder": str(model_folder) if model_folder else None, "config": config},
+        "model": {
+            "name": model_name,
+            "folder": str(model_folder) if model_folder else None,
+            "source": weights_source(model_folder),
+            "config": config,
+        },
         "start": start_facts(argv),
     }
+
+
+def weights_source(folder: Path | None) -> str | None:
+    """Where the weights of a model that was made here come from (they may have been converted); None for others."""
+    try:
+        made = json.loads((folder / "dyno-model.json").read_text()) if folder else {}
+    except (OSError, ValueError):
+        return None
+    origin = made.get("origin") if isinstance(made, dict) else None
+    return str(origin["location"]) if isinstance(origin, dict) and "location" in origin else None
 
 
 def start_facts(argv: Sequence[str]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Observer:
         """The plan is known; so many of its cells were committed before."""
 
     def session_starting(self, engine: str, block: int, log: str) -> None:
-        """A server is being launched (or attached to)."""
+        """A server is being launched, its output going to `log`, or attached to (then `log` is empty)."""
 
     def session_waiting(self, engine: str, elapsed_s: float) -> None:
         """It is not ready yet."""
@@ -39,6 +39,9 @@ class Observer:
 
     def session_ended(self, engine: str) -> None:
         """It is gone."""
+
+    def run_interrupted(self) -> None:
+        """Ctrl-C: servers are being stopped."""
 
     def engine_failed(self, engine: str, message: str) -> None:
         """It did not start (or died too often): its remaining cells are left out."""

@@ -45,8 +45,8 @@ class RunOutcome:
         return EXIT_BAD_ANSWER if invalid else EXIT_OK
 
 
-def check_before_launch(experiment: Experiment, config: dict[str, Any]) -> None:
-    """Refuse what can be seen to fail before any server is started: unknown backends, settings that cannot be honoured,
+def check_asked(experiment: Experiment, config: dict[str, Any]) -> None:
+    """Refuse what can be seen to fail from what was asked alone: unknown backends, settings that cannot be honoured,
     requests longer than the model. Raises UsageError."""
     own = config.get("max_position_embeddings")
     for engine in experiment.engines:
@@ -55,6 +55,12 @@ def check_before_launch(experiment: Experiment, config: dict[str, Any]) -> None:
         asked = engine.settings.max_model_len
         limit = asked if asked is not None else own
         refuse_too_long(experiment, engine.label, None if limit is None else Resolved(limit, Source.ASKED))
+
+
+def check_attached(experiment: Experiment) -> None:
+    """Refuse what the servers that are there already would refuse. Raises UsageError, EngineError."""
+    for engine in experiment.engines:
+        backend = get_backend(engine.backend)
         if engine.url is not None:
             backend.check_attached(engine.url, experiment.timeouts.connect_s)
             backend.served_name(experiment.model, fetch_documents(backend, engine.url))
@@ -88,6 +94,7 @@ class Runner:
                 results[cell.id] = self._result(cell, outcome)
         except (KeyboardInterrupt, CellInterruptedError):
             outcome.interrupted = True
+            self._observer.run_interrupted()
         except DynoError as error:
             outcome.error = error
         finally:

@@ -148,7 +148,7 @@ def open_session(
         asked=engine.settings.asked(),
         timeline={"spawn": now_ns()},
     )
-    observer.session_starting(engine.label, block, str(log))
+    observer.session_starting(engine.label, block, str(log) if backend.capabilities.launches else "")
     server: Server = AttachedServer()
     sampler: SamplerProcess | None = None
     try:

@@ -112,6 +112,8 @@ class RunWriter(RunStore):
         """
         writer = cls(path)
         try:
+            if path.exists() and not path.is_dir():
+                raise UsageError(f"{path} is a file; a run is a folder. Name another one with --out.")
             # The manifest is written last: a start that was cut off before it left only names of ours, and is made anew.
             existing = (path / "manifest.json").is_file()
             if not existing and path.is_dir() and not all(_is_ours(entry) for entry in os.scandir(path)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Annotated
 
 import typer
 
@@ -13,7 +14,6 @@ from results.errors import EXIT_INTERRUPTED, DynoError
 
 app = typer.Typer(
     name="dyno",
-    help="A test bench for LLM inference engines: the same device, the same load, and a measured reason why one is faster.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -41,7 +41,29 @@ def main() -> None:
     except KeyboardInterrupt:
         print("dyno: interrupted.", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
-    except BrokenPipeError:
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
         # The reader of a pipe (`dyno runs | head`) went away: nothing is wrong, and nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"dyno {version('llm-dyno')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A test bench for LLM inference engines: the same device, the same load, and a measured reason why one is faster.
+
+    Start with `dyno sweep --help`; `dyno doctor` tells what is installed.
+    """

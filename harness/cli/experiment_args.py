@@ -70,10 +70,10 @@ def build_experiment(flags: SweepFlags) -> Experiment:
         raise UsageError(
             "No engine named. Give --backend reference (`dyno backends` lists them), --engine, or an experiment file."
         )
-    if not data.get("model"):
-        data["model"] = _served_model(data["engines"])
     for engine in data["engines"]:
         _check_engine(engine)
+    if not data.get("model"):
+        data["model"] = _served_model(data["engines"])
     return experiment_from(data, origin)
 
 
@@ -149,8 +149,6 @@ def _served_model(engines: list[dict[str, Any]]) -> str:
         raise UsageError(
             "No model named. Give --model smollm2-135m (`dyno models` lists the known ones), a folder, or a Hub id."
         )
-    for engine in attached:
-        _check_engine(engine)
     first = attached[0]
     from harness.launch import fetch_documents
 

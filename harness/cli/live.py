@@ -71,6 +71,9 @@ class _Counting(Observer):
     def engine_failed(self, engine: str, message: str) -> None:
         self._print(message, "red")
 
+    def run_interrupted(self) -> None:
+        self._print("Interrupted: stopping what runs.", "yellow")
+
     def eta(self) -> str:
         if not self._measured:
             return "ETA after the first cell"
@@ -85,7 +88,9 @@ class LineObserver(_Counting):
     """For logs and pipes: one line an event, nothing that moves."""
 
     def session_starting(self, engine: str, block: int, log: str) -> None:
-        self._print(f"Starting {engine} (block {block}, log {log})")
+        self._print(
+            f"Starting {engine} (block {block}, log {log})" if log else f"Attaching to {engine} (block {block})"
+        )
 
     def session_ready(self, engine: str, elapsed_s: float) -> None:
         self._print(f"{engine} is ready after {elapsed_s:.1f} s")
@@ -100,7 +105,7 @@ class LiveObserver(_Counting):
 
     def session_starting(self, engine: str, block: int, log: str) -> None:
         self._live.start()
-        self._show(f"starting {engine} (log {log})")
+        self._show(f"starting {engine} (log {log})" if log else f"attaching to {engine}")
 
     def session_waiting(self, engine: str, elapsed_s: float) -> None:
         self._show(f"waiting for {engine} to be ready · {clock(elapsed_s)}")

@@ -17,8 +17,7 @@ def report(
 
     Example: `dyno report runs/demo`
     """
-    from rich.console import Console
-
+    from harness.cli.console import CalmConsole
     from reports.build import render_report
     from reports.console import print_report
     from reports.markdown import render_markdown
@@ -37,4 +36,4 @@ def report(
     elif markdown:
         typer.echo(render_markdown(data))
     else:
-        print_report(data, Console(), path)
+        print_report(data, CalmConsole(), path)

@@ -18,9 +18,9 @@ def runs(
     """
     from datetime import datetime
 
-    from rich.console import Console
     from rich.table import Table
 
+    from harness.cli.console import CalmConsole
     from harness.experiment import cells_of, experiment_from
     from results.errors import DynoError
     from results.files import to_json
@@ -31,7 +31,9 @@ def runs(
         store = RunStore(path)
         try:
             experiment = experiment_from(store.experiment, str(path))
-            made = datetime.fromtimestamp(store.manifest["start"]["wall_ns"] / 1e9).isoformat(" ", "minutes")
+            made = (
+                datetime.fromtimestamp(store.manifest["start"]["wall_ns"] / 1e9).astimezone().isoformat(" ", "minutes")
+            )
             rows.append(
                 {
                     "run": str(path),
@@ -48,13 +50,15 @@ def runs(
     if as_json:
         typer.echo(to_json(rows).decode(), nl=False)
         return
-    console = Console()
+    console = CalmConsole(soft_wrap=True)
     if not rows:
         console.print(f"No runs below {root}/. `dyno sweep` makes one.", markup=False)
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("Run", "Made", "Model", "Engines", "Cells"):
-        table.add_column(heading, justify="right" if heading == "Cells" else "left")
+        table.add_column(
+            heading, justify="right" if heading == "Cells" else "left", no_wrap=heading == "Run", overflow="fold"
+        )
     for row in rows:
         if row["error"]:
             table.add_row(str(row["run"]), "", "", "unreadable", "")

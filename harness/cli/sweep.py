@@ -75,8 +75,7 @@ def sweep(
 
     The same command again completes what is missing: a committed cell is never run twice.
     """
-    from rich.console import Console
-
+    from harness.cli.console import CalmConsole
     from harness.cli.experiment_args import SweepFlags, build_experiment
 
     flags = SweepFlags(
@@ -84,7 +83,7 @@ def sweep(
         requests, blocks, seed, url, tokenizer,
     )  # fmt: skip
     # With --json the answer goes to stdout alone; progress goes to stderr.
-    console = Console(stderr=as_json)
+    console = CalmConsole(stderr=as_json)
     asked = build_experiment(flags)
     folder = out or default_folder(asked)
     if dry_run:
@@ -114,7 +113,7 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
     from harness.manifest import make_manifest
     from harness.model_parts import model_parts
     from harness.planner import planner_for
-    from harness.runner import Runner, check_before_launch
+    from harness.runner import Runner, check_asked, check_attached
     from reports.build import render_report
     from reports.console import print_report
     from results.errors import DynoError
@@ -124,7 +123,8 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
 
     launches = any(get_backend(e.backend).capabilities.launches for e in experiment.engines)
     parts = model_parts(experiment.model, experiment.tokenizer, needs_folder=launches)
-    check_before_launch(experiment, parts.config)
+    check_asked(experiment, parts.config)
+    check_attached(experiment)
     manifest = make_manifest(public_command(["dyno", *sys.argv[1:]]), experiment.model, parts.folder, parts.config)
     with RunWriter.start(folder, experiment.to_yaml(), manifest) as store:
         planner = planner_for(experiment)
@@ -144,7 +144,7 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
         else:
             if as_json:
                 typer.echo(to_json(outcome.summary).decode(), nl=False)
-            elif not quiet:
+            elif not quiet and outcome.summary["cells"]:
                 print_report(data, console, path)
         for label, why in outcome.failed_engines.items():
             print(f"dyno: engine {label!r} was not measured to the end. {why}", file=sys.stderr)
@@ -157,9 +157,18 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
 
 def print_plan(experiment: Experiment, folder: Path, console: Console, as_json: bool) -> None:
     """What a sweep would do and send: sessions, cells, requests, tokens."""
+    from harness.cli.live import describe
+    from harness.models.planning import find_config
     from harness.planner import planner_for
+    from harness.runner import check_asked
+    from results.errors import UnknownNameError
     from results.files import to_json
 
+    try:
+        config = find_config(experiment.model).config
+    except UnknownNameError:
+        config = {}  # a name only its server knows
+    check_asked(experiment, config)
     cells = planner_for(experiment).planned()
     plan: dict[str, Any] = {
         "out": str(folder),
@@ -173,11 +182,13 @@ def print_plan(experiment: Experiment, folder: Path, console: Console, as_json: 
     }
     if as_json:
         fields = {"engine", "block", "load", "workload"}
-        shown = [c.model_copy(update={"engine": c.engine.public()}) for c in cells]
-        order = [{"id": c.id, **c.model_dump(mode="json", include=fields)} for c in shown]
+        public = [c.model_copy(update={"engine": c.engine.public()}) for c in cells]
+        order = [{"id": c.id, **c.model_dump(mode="json", include=fields)} for c in public]
         typer.echo(to_json({**plan, "order": order}).decode(), nl=False)
         return
     for key, value in plan.items():
         shown = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
         console.print(f"{key.replace('_', ' '):>14}  {shown}", markup=False, highlight=False)
+    for cell in cells:
+        console.print(f"{cell.id:>18}  block {cell.block}, {describe(cell)}", markup=False, highlight=False)
     console.print("Time depends on the engine: the first cell gives an estimate.", style="dim")

@@ -9,14 +9,14 @@ from typing import Any
 from results.errors import UnknownNameError, UsageError
 
 
-def positive_ints(flag: str, text: str) -> list[int]:
+def positive_ints(flag: str, text: str, example: str = "1,8,32") -> list[int]:
     """`1,8,32` as whole numbers above zero, in order, doubles dropped. Raises UsageError naming the flag."""
     values: list[int] = []
     for part in text.split(","):
         word = part.strip().replace("_", "")
         if not word.isascii() or not word.isdigit() or int(word) == 0:
             raise UsageError(
-                f"{flag}: {part.strip()!r} is not a whole number above zero (given: {text!r}). Example: {flag} 1,8,32."
+                f"{flag}: {part.strip()!r} is not a whole number above zero (given: {text!r}). Example: {flag} {example}."
             )
         if int(word) > 10_000_000:
             raise UsageError(f"{flag}: {int(word):,} is beyond anything that can be run (at most 10,000,000).")
@@ -27,7 +27,7 @@ def positive_ints(flag: str, text: str) -> list[int]:
 
 def positive_int(flag: str, text: str) -> int:
     """One whole number above zero."""
-    values = positive_ints(flag, text)
+    values = positive_ints(flag, text, example="8")
     if len(values) != 1:
         raise UsageError(f"{flag} takes one number (given: {text!r}).")
     return values[0]

@@ -167,6 +167,17 @@ def test_two_settings_of_an_engine_are_told_apart(run: Run) -> None:
         assert (steps["prefills"] + steps["decodes"]).max() == together
 
 
+def test_a_reader_that_goes_away_does_not_end_the_run(run: Run) -> None:
+    child = run.sweep("--batch", "1", "--input-len", "8", "--output-len", "4")
+    assert child.stdout is not None
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr is not None
+    err = child.stderr.read()
+    assert child.wait(120) == 0, err
+    assert len(run.summary()["cells"]) == 1
+
+
 def test_a_folder_named_like_one_of_our_packages_in_the_way_does_no_harm(run: Run, tmp_path: Path) -> None:
     for name in ("results", "harness", "backends"):
         (tmp_path / name).mkdir()

@@ -71,7 +71,8 @@ def test_a_wrong_field_is_named_with_what_was_given(change: dict[str, object], w
 def test_files_that_are_no_experiment_are_refused_in_words(tmp_path: Path) -> None:
     for name, content, words in [
         ("list.yaml", b"- 1\n", "holds list"),
-        ("broken.yaml", b"a: [", "not valid YAML"),
+        ("broken.yaml", b"a: 1\nb: [", "not valid YAML at line 2"),
+        ("empty.yaml", b"# nothing\n", "is empty"),
         ("binary.yaml", b"\xff\xfe\x00", "not valid YAML"),
     ]:
         (tmp_path / name).write_bytes(content)

@@ -79,6 +79,12 @@ def test_a_dry_run_tells_what_would_be_sent_and_makes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dry_run_refuses_what_the_run_would_refuse(dyno: Callable[..., object]) -> None:
+    result = dyno(*SWEEP, "--input-len", "2048", "--output-len", "1", "--dry-run")
+    assert result.code == 2
+    assert "make 2049, more than the 2048" in result.err
+
+
 def test_every_preset_is_a_valid_plan(dyno: Callable[..., object]) -> None:
     from harness.cli.experiment_args import preset_names
 

@@ -21,6 +21,8 @@ class TransformersArm:
         self.label = label
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
         self._dtype = str(dtype)
+        # It computes each prompt by itself, so what it said once it would say again.
+        self._said: dict[tuple[int, ...], list[Position]] = {}
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -28,7 +30,10 @@ class TransformersArm:
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Sequence[int]], length: int, *, together: bool) -> list[list[Position]]:
-        return [self._one(list(prompt), length) for prompt in prompts]
+        for prompt in map(tuple, prompts):
+            if prompt not in self._said:
+                self._said[prompt] = self._one(list(prompt), length)
+        return [self._said[tuple(prompt)] for prompt in prompts]
 
     def _one(self, ids: list[int], length: int) -> list[Position]:
         made: list[Position] = []
