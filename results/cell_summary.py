@@ -24,6 +24,7 @@ from results.server_use import server_use
 from results.store import RunStore
 from results.tokens import delivered_tokens, token_chunks
 from results.truth import Steps, read_steps
+from results.waves import wave_spread
 
 
 def cell_summary(store: RunStore, record: CellRecord, session: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def summarise(
     summary = {
         **_identity(record, reasons),
         "requests": {"issued": facts.issued, "ok": facts.ok, "by_outcome": dict(facts.by_outcome)},
-        "whole": whole,
+        "whole": {**whole, "waves": wave_spread(data)} if data and whole else None,
         "window": None,
         "phases": _phases(data),
         "batch": {
