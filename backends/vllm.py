@@ -29,7 +29,7 @@ from backends.base import (
 from backends.vllm_failures import VLLM_FAILURES
 from backends.vllm_flags import SETTINGS, translate
 from backends.vllm_metrics import VLLM_ENGINE_METRICS
-from backends.vllm_version import MODULE, find_build, with_model
+from backends.vllm_version import MODULE, find_build, interpreter_of, with_model
 from results.errors import EngineError
 
 TARGET_DEVICE = "VLLM_TARGET_DEVICE"
@@ -49,9 +49,15 @@ class VLLMBackend(Backend):
     failures: ClassVar[tuple[FailurePattern, ...]] = VLLM_FAILURES
 
     def default_command(self) -> tuple[str, ...]:
-        """The script on PATH, else the module of this Python. Raises EngineError where neither is there."""
-        if shutil.which("vllm") is not None:
-            return ("vllm", "serve")
+        """The script on PATH, else the module of this Python. Raises EngineError where neither is there.
+
+        The script of a build that is not called `vllm` fails (it asks for its own version by that name): there the module
+        of the script's Python is taken.
+        """
+        if (script := shutil.which("vllm")) is not None:
+            python = interpreter_of(script)
+            renamed = bool(python) and find_build((script, "serve")).distribution != "vllm"
+            return (*python, "-m", MODULE) if renamed else ("vllm", "serve")
         if importlib.util.find_spec("vllm") is not None:
             return (sys.executable, "-m", MODULE)
         raise EngineError(

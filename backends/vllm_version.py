@@ -101,13 +101,13 @@ def _questions(command: tuple[str, ...]) -> list[tuple[str, ...]]:
         return [(*command[: at - 1], "-c", _PROBE)]
     for at, word in enumerate(command):
         if Path(word).name == "vllm":
-            python = _interpreter_of(word)
+            python = interpreter_of(word)
             probe = [(*command[:at], *python, "-c", _PROBE)] if python else []
             return [*probe, (*command[: at + 1], "--version")]
     return []
 
 
-def _interpreter_of(script: str) -> tuple[str, ...]:
+def interpreter_of(script: str) -> tuple[str, ...]:
     """The words of a console script's first line, where that is a Python."""
     path = shutil.which(script)
     if path is None:

