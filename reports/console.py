@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from reports.tables import SHORT
+from reports.tables import ESTIMATE, SHORT, columns_of
 from results.report_data import ReportData
 from results.report_format import compact, count, plural
 from results.report_shapes import Line, Point
@@ -62,7 +62,7 @@ def cell_table(data: ReportData) -> Table:
     modes = _modes(data)
     head = "load" if len(modes) > 1 else _MODE_HEADS.get(modes[0], modes[0][:6])
     table.add_column(f"\n{head}", justify="right", no_wrap=True)
-    for column in SHORT:
+    for column in columns_of(data, SHORT, ESTIMATE):
         table.add_column(f"{column.heading}\n{column.under}", justify="right", no_wrap=True)
     table.add_column("\nverdict", no_wrap=True)
     names = engine_names(data)
@@ -96,6 +96,8 @@ def _print_notes(data: ReportData, console: Console, width: int) -> None:
     notes = [f"{name} = {plain(label)}." for label, name in engine_names(data).items() if name != plain(label)]
     if data.blocks > 1:
         notes.append(f"Means over {data.blocks} blocks.")
+    if any(column.under == ESTIMATE for column in columns_of(data, SHORT, ESTIMATE)):
+        notes.append(f"{ESTIMATE} is the client's estimate.")
     if len(_modes(data)) > 1:
         notes.append("Load: " + ", ".join(f"{m[0]} = {m}" for m in _modes(data)) + ".")
     if any(not p.values[c.measure].known for p in data.points for c in SHORT):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from reports.figure_specs import FIGURES, FigureSpec, Layer, PanelSpec
 from reports.scales import Axis
@@ -110,7 +110,7 @@ def _figure(spec: FigureSpec, data: ReportData) -> Figure:
             for engine in engines
         ]
     else:
-        panels = [_panel(panel, spec, data, data.lines, missing, panel.title) for panel in spec.panels]
+        panels = [_panel(panel, spec, data, data.lines, missing, _panel_title(panel, data)) for panel in spec.panels]
     values = [m.y for panel in panels for m in panel.marks if m.y > 0]
     wide = bool(values) and max(values) / min(values) > _LOG_RATIO
     y_axis = Axis(spec.y_axis.label, 10) if wide and not spec.y_axis.log else spec.y_axis
@@ -118,7 +118,19 @@ def _figure(spec: FigureSpec, data: ReportData) -> Figure:
     if any(m.hollow for panel in panels for m in panel.marks):
         keys.append(Key("SUSPECT cell", -1, 0, "points", hollow=True))
     notes = [f"{why}: {_enumerate(labels)}" for why, labels in missing.items()]
-    return Figure(spec, spec.x_axis, y_axis, panels, keys, notes)
+    return Figure(spec, _x_axis(spec, data), y_axis, panels, keys, notes)
+
+
+def _x_axis(spec: FigureSpec, data: ReportData) -> Axis:
+    """The axis names what the realised batch was read from."""
+    if spec.x != "batch_realised" or not data.readings.batch:
+        return spec.x_axis
+    return replace(spec.x_axis, label=f"realised batch ({data.readings.batch_words})")
+
+
+def _panel_title(panel: PanelSpec, data: ReportData) -> str:
+    estimated = any(data.readings.estimated(layer.measure) for layer in panel.layers)
+    return f"{panel.title}, the client's estimate" if estimated else panel.title
 
 
 def _keys(spec: FigureSpec, data: ReportData) -> list[Key]:
@@ -145,12 +157,12 @@ def _panel(
     for line in lines:
         colour, shape = line_style(line, data)
         for layer in panel.layers:
-            marks = [_mark(point, spec, layer, missing) for point in line.points]
+            marks = [_mark(point, spec, layer, data, missing) for point in line.points]
             series.append(Series(line_name(line, data), colour, shape, layer.style, marks))
     return Panel(title, series, _guides(panel, lines))
 
 
-def _mark(point: Point, spec: FigureSpec, layer: Layer, missing: Missing) -> Mark | None:
+def _mark(point: Point, spec: FigureSpec, layer: Layer, data: ReportData, missing: Missing) -> Mark | None:
     x, y = point.values[spec.x], point.values[layer.measure]
     if point.verdict == "INVALID":
         missing.setdefault("INVALID, left out", []).append(point.label)
@@ -168,19 +180,20 @@ def _mark(point: Point, spec: FigureSpec, layer: Layer, missing: Missing) -> Mar
         ).append(point.label)
     low, high = y.low if y.low is not None else y.mean, y.high if y.high is not None else y.mean
     return Mark(
-        x.mean, y.mean, low, high, point.verdict == "SUSPECT", _tip(point, spec, layer), count(point.load_value)
+        x.mean, y.mean, low, high, point.verdict == "SUSPECT", _tip(point, spec, layer, data), count(point.load_value)
     )
 
 
-def _tip(point: Point, spec: FigureSpec, layer: Layer) -> str:
+def _tip(point: Point, spec: FigureSpec, layer: Layer, data: ReportData) -> str:
     realised = point.values["batch_realised"]
     lines = [
         point.label,
-        f"{MEASURE[layer.measure].words}: {quantity(point.values[layer.measure], MEASURE[layer.measure].unit)}",
+        f"{MEASURE[layer.measure].words}: {quantity(point.values[layer.measure], MEASURE[layer.measure].unit)}"
+        + (" (estimate)" if data.readings.estimated(layer.measure) else ""),
     ]
     if spec.x != "batch_realised":
         lines.append(f"{MEASURE[spec.x].words}: {quantity(point.values[spec.x], MEASURE[spec.x].unit)}")
-    source = f" ({point.batch_source.replace('_', ' ')})" if point.batch_source else ""
+    source = f" ({data.readings.batch_words})" if data.readings.batch else ""
     lines.append(f"realised batch {number(realised.mean)}{source}")
     lines.append(point.verdict + (f", {point.blocks} blocks" if point.blocks > 1 else ""))
     return "\n".join(lines)

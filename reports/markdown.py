@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from reports.tables import COLUMNS
+from reports.tables import COLUMNS, columns_of
 from results.report_data import ReportData
 from results.report_format import plural
 from results.report_shapes import Point
@@ -38,7 +38,7 @@ def render_markdown(data: ReportData) -> str:
 
 
 def _table(data: ReportData) -> list[str]:
-    heads = ["engine", "workload", "load", *(f"{c.heading} {c.under}" for c in COLUMNS), "verdict"]
+    heads = ["engine", "workload", "load", *(f"{c.heading} {c.under}" for c in columns_of(data)), "verdict"]
     aligns = ["---", "---", "---", *("---:" for _ in COLUMNS), "---"]
     rows = [_row(point) for point in data.points]
     return [f"| {' | '.join(cells)} |" for cells in (heads, aligns, *rows)]

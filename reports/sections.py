@@ -8,7 +8,7 @@ from typing import Any
 
 from reports.figures import build_figures
 from reports.pictures import pictures
-from reports.tables import COLUMNS, memory_rows, table_rows
+from reports.tables import columns_of, memory_rows, table_rows
 from results.report_audit import asked_sentence, audit_lines, kind_lines, kv_sentence
 from results.report_data import ReportData
 
@@ -49,7 +49,7 @@ def _memory(data: ReportData) -> Context:
 
 
 def _cells(data: ReportData) -> Context:
-    return {"columns": COLUMNS, "rows": table_rows(data), "blocks": data.blocks}
+    return {"columns": columns_of(data), "rows": table_rows(data), "blocks": data.blocks}
 
 
 def _alike(data: ReportData) -> Context:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from results.report_data import ReportData
 from results.report_format import UNKNOWN, number, size
@@ -41,6 +41,14 @@ COLUMNS: tuple[Column, ...] = (
     Column("decode_tokens_per_s", "decode", "tok/s"),
     Column("kv_bytes_engine", "KV held", "MiB"),
 )
+
+
+ESTIMATE = "~tok/s"
+
+
+def columns_of(data: ReportData, columns: tuple[Column, ...] = COLUMNS, mark: str = "tok/s, estimate") -> list[Column]:
+    """The columns as a run needs them: a rate that is the client's estimate says so under its heading."""
+    return [replace(c, under=mark) if data.readings.estimated(c.measure) else c for c in columns]
 
 
 # What fits beside engine, load and verdict in 80 columns.

@@ -49,12 +49,12 @@ def decodes_per_step(steps: Steps | None) -> float | None:
     return float(np.average(steps.decodes[doing], weights=weight if weight.sum() > 0 else None))
 
 
-def running_mean(steps: Steps | None) -> float | None:
-    """Sequences the engine works on together (prefilling or decoding), time-weighted over its steps."""
-    if steps is None or not len(steps):
+def running_mean(steps: Steps | None, start: int, end: int) -> float | None:
+    """Sequences the engine works on together (prefilling or decoding), time-weighted over [start, end]: 0 between steps."""
+    if steps is None or not len(steps) or end <= start:
         return None
-    weight = steps.end - steps.start
-    return float(np.average(steps.running, weights=weight if weight.sum() > 0 else None))
+    time = np.clip(steps.end, start, end) - np.clip(steps.start, start, end)
+    return float((time * steps.running).sum() / (end - start))
 
 
 def batch_numbers(
@@ -67,25 +67,27 @@ def batch_numbers(
 ) -> dict[str, Any]:
     """The `batch` part of a cell's summary. `span` is the scope, `cell` [started, ended] of its record.
 
-    `running` comes from the engine's own steps where it tells them, else from its gauge. `realised` is `running` (a gauge
-    only where it was read often enough), else what was in flight at the client.
+    `running` comes from the engine's own steps where it tells them, else from its gauge. `readings` holds, best first, all
+    that the cell's realised batch can be read from (the gauge only where it was read often enough); `realised` is the best
+    of them. A figure of several cells takes the best that all of them have. Each is a mean over the whole span.
     """
     times, values = samples.series("server", "running")
     readings = int(((times >= cell[0]) & (times <= cell[1])).sum())
-    told = running_mean(steps)
-    numbers: dict[str, Any] = {
-        "offered": offered,
-        "in_flight": in_flight_mean(requests, *span),
-        "running": gauge_mean(times, values, *cell) if told is None else told,
-        "decodes_per_step": decodes_per_step(steps),
-    }
-    order = ["running", "in_flight"] if told is not None or readings >= _ENOUGH_READINGS else ["in_flight"]
-    source = next((k for k in order if numbers[k] is not None), None)
+    told, gauge = running_mean(steps, *span), gauge_mean(times, values, *span)
+    running = gauge if told is None else told
+    in_flight = in_flight_mean(requests, *span)
+    found = {"steps": told, "gauge": gauge if readings >= _ENOUGH_READINGS else None, "in_flight": in_flight}
+    known = {name: value for name, value in found.items() if value is not None}
+    source = next(iter(known), None)
     return {
-        **numbers,
-        "running_source": "steps" if told is not None else "gauge" if numbers["running"] is not None else None,
+        "offered": offered,
+        "in_flight": in_flight,
+        "running": running,
+        "decodes_per_step": decodes_per_step(steps),
+        "running_source": "steps" if told is not None else "gauge" if running is not None else None,
         "running_readings": readings,
-        "realised": numbers[source] if source else None,
+        "readings": known,
+        "realised": known[source] if source else None,
         "realised_source": source,
     }
 

@@ -32,6 +32,8 @@ def cell_facts(
     outcomes, counts = np.unique(requests.outcome.astype(str), return_counts=True)
     by_outcome = {str(o): int(n) for o, n in zip(outcomes, counts, strict=True)}
     asked = np.maximum(requests.output_tokens_asked, 0)
+    ok = requests.outcome == str(Outcome.OK)
+    answered = ok | (requests.outcome == str(Outcome.SHORT))
     differ = (requests.input_tokens_counted >= 0) & (requests.input_tokens_planned >= 0)
     differ &= requests.input_tokens_counted != requests.input_tokens_planned
     disorder = _disordered(requests)
@@ -49,7 +51,8 @@ def cell_facts(
         ok=by_outcome.get(str(Outcome.OK), 0),
         by_outcome=by_outcome,
         first_error=str(errors[0])[:200] if errors else None,
-        output_asked=int(asked[output > 0].sum()),
+        uncounted=int((ok & (asked > 0) & (output <= 0)).sum()),
+        output_asked=int(asked[answered | (output > 0)].sum()),
         output_delivered=int(output.sum()),
         output_delivered_in_chunks=in_chunks if streamed else None,
         input_tokens=int((whole or {}).get("input_tokens") or 0),
@@ -66,6 +69,14 @@ def cell_facts(
         lag_ms_p99=client["lag_ms_p99"],
         receive_stamps=client["receive_stamps"],
         withheld=_withheld(whole),
+        not_streamed=client["not_streamed"],
+        retries=client["retries"],
+        stamps_disbelieved=client["stamps_disbelieved"],
+        coalesced_events=client["coalesced_events"],
+        token_chunks=len(tokens),
+        prefix_hits=server.numbers["prefix_hits"],
+        prefix_queries=server.numbers["prefix_queries"],
+        preemptions=server.numbers["preemptions"],
     )
     if differ.any():
         at = int(np.flatnonzero(differ)[0])

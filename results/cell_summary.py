@@ -24,7 +24,11 @@ from results.server_use import server_use
 from results.store import RunStore
 from results.tokens import delivered_tokens, token_chunks
 from results.truth import Steps, read_steps
+from results.truth_check import missing_steps
 from results.waves import wave_spread
+
+# What the load worker counts of itself, handed on as it is.
+_CLIENT_COUNTS = ("not_streamed", "retries", "stamps_disbelieved", "coalesced_events", "max_in_flight")
 
 
 def cell_summary(store: RunStore, record: CellRecord, session: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +73,12 @@ def summarise(
     mode, value = str(record.load.get("mode", "unknown")), load_value(record.load)
     cell = (record.started, record.ended)
     data = scope_data(requests, tokens, steps, cell=cell, mode=mode, width=max(1, int(value or 1)))
+    gap = missing_steps(data, data.steps) if data and steps is not None else None
+    if data and gap:
+        data.steps = None
     whole, notes = measure(data) if data else (None, {})
+    if gap:
+        notes["truth_incomplete"] = gap
     span = (data.start, data.end) if data else cell
     inside = data.steps if data else None
     output = delivered_tokens(requests, tokens)
@@ -81,6 +90,7 @@ def summarise(
     server = server_use(samples, cell)
     facts = cell_facts(requests, tokens, output, samples, whole, client, server)
     facts.mode = mode
+    facts.workload = str(record.workload.get("type", "random"))
     if mode == "concurrency":
         facts.lock_index, facts.lock_phases = lock_index(requests)
     facts.found = _merged(notes, record)
@@ -90,7 +100,7 @@ def summarise(
         "requests": {"issued": facts.issued, "ok": facts.ok, "by_outcome": dict(facts.by_outcome)},
         "whole": {**whole, "waves": wave_spread(data)} if data and whole else None,
         "window": None,
-        "phases": _phases(data),
+        "phases": _phases(data, facts.preemptions),
         "batch": {
             **batch_numbers(value, requests, samples, inside, span, cell),
             "lock_index": facts.lock_index,
@@ -142,17 +152,24 @@ def _identity(record: CellRecord, reasons: list[Reason]) -> dict[str, Any]:
     }
 
 
-def _phases(data: ScopeData | None) -> dict[str, Any] | None:
+def _phases(data: ScopeData | None, preemptions: float | None) -> dict[str, Any] | None:
     """Where the two phase rates were read, the share of the tokens they rest on, how mixed that time was; and, whatever
     the source, the client's estimate, which every engine has."""
     if data is None:
         return None
     rates = (
-        ("prefill", prefill_rate(data), prefill_at_client(data.requests, data.answered, data.input_tokens)),
-        ("decode", decode_rate(data), decode_at_client(data.requests, data.answered)),
+        ("prefill", prefill_rate(data), prefill_at_client(data)),
+        ("decode", decode_rate(data), decode_at_client(data)),
     )
+    # A request that was preempted in a wave is prefilled again while the others decode: how long, the client cannot tell.
+    preempted = bool(preemptions) or (data.steps is not None and bool(data.steps.preempted.any()))
     return {
-        name: {"source": rate.source, "share": rate.share, "mixed": rate.mixed, "at_client": estimate.value}
+        name: {
+            "source": rate.source,
+            "share": rate.share,
+            "mixed": None if preempted and rate.source == "wave" else rate.mixed,
+            "at_client": estimate.value,
+        }
         for name, rate, estimate in rates
     }
 
@@ -167,6 +184,7 @@ def _client(record: CellRecord, chunks: Chunks, tokens: int) -> dict[str, Any]:
         "cpu_share": cpu / wall if cpu is not None and wall else None,
         "cpu_us_per_token": cpu * 1e6 / tokens if cpu is not None and tokens else None,
         "receive_stamps": record.client.get("receive_stamps"),
+        **{name: record.client.get(name) for name in _CLIENT_COUNTS},
     }
 
 

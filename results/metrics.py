@@ -9,15 +9,17 @@ A new metric is a row. Definitions:
                   unknown (code first_chunk_tokens_unknown); undefined for one token
     ITL           gaps between token-bearing chunks, pooled over requests; null where a chunk may carry several tokens
     E2E           last token - sent (scheduled: - intended)
-    tokens/s      all tokens delivered, by failed and short requests too, / duration of the scope
+    tokens/s      all tokens delivered, by failed and short requests too, / duration of the scope; null where an answer in
+                  full does not tell how many it held
 
+The first request of each slot of a closed loop is shortened so that the loop does not lock in phase: it is out of E2E.
 Only requests answered in full (outcome ok) enter latencies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -26,9 +28,9 @@ import numpy as np
 from results import phases
 from results.clock import NS_PER_MS, NS_PER_S
 from results.distribution import distribution
-from results.events import MISSING, Floats, Ints
-from results.scope import ScopeData, span_ms, tpot_ms
-from results.tokens import delivered_tokens
+from results.events import Bools, Floats, Ints
+from results.scope import WHOLE, WINDOW, ScopeData, span_ms, tpot_ms
+from results.truth_check import decodes_needed
 
 
 class Direction(StrEnum):
@@ -50,7 +52,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A row of the table. `unit` is the unit of every number in the value; `needs` names what it is read from."""
+    """A row of the table. `unit` is the unit of every number in the value; `scope` names the scopes it is defined in and
+    `needs` what it is read from (`?`: where the engine tells it)."""
 
     id: str
     words: str
@@ -66,6 +69,8 @@ def measure(data: ScopeData) -> tuple[dict[str, Any], dict[str, str]]:
     values: dict[str, Any] = {}
     notes: dict[str, str] = {}
     for metric in METRICS:
+        if data.name not in metric.scope:
+            continue
         found = metric.function(data)
         values[metric.id] = found.value
         if found.code:
@@ -82,12 +87,12 @@ def _duration_s(data: ScopeData) -> Measured:
 
 
 def _input_tokens(data: ScopeData) -> Measured:
-    # A prompt counts once its first token shows that it was processed.
-    return Measured(int(data.input_tokens[data.requests.first_token != MISSING].sum()))
+    # A prompt counts once its first token, or an answer in one piece, shows that it was processed.
+    return Measured(int(data.input_tokens[data.prefilled].sum()))
 
 
 def _output_tokens(data: ScopeData) -> Measured:
-    return Measured(int(delivered_tokens(data.requests, data.chunks).sum()))
+    return Measured(None if data.uncounted.any() else int(data.delivered.sum()))
 
 
 def _output_tokens_per_s(data: ScopeData) -> Measured:
@@ -95,20 +100,20 @@ def _output_tokens_per_s(data: ScopeData) -> Measured:
 
 
 def _completed_output_tokens_per_s(data: ScopeData) -> Measured:
-    return _per_second(data, int(np.maximum(data.requests.output_tokens, 0)[data.ok].sum()))
+    return _per_second(data, None if data.uncounted.any() else int(data.delivered[data.ok].sum()))
 
 
 def _total_tokens_per_s(data: ScopeData) -> Measured:
     output = _output_tokens(data).value
-    return _per_second(data, output + _input_tokens(data).value if output else 0)
+    return _per_second(data, output + _input_tokens(data).value if output else None)
 
 
 def _requests_per_s(data: ScopeData) -> Measured:
-    return _per_second(data, int(data.ok.sum()))
+    return _per_second(data, int((data.ok & data.holds(data.requests.end)).sum()))
 
 
-def _per_second(data: ScopeData, count: int) -> Measured:
-    """A rate; null when nothing was done at all, since no speed was observed."""
+def _per_second(data: ScopeData, count: int | None) -> Measured:
+    """A rate; null when the count is not known, or nothing was done at all: then no speed was observed."""
     return Measured(count / data.seconds if data.seconds and count else None)
 
 
@@ -127,16 +132,18 @@ def _decode(data: ScopeData) -> Measured:
 
 def prefill_rate(data: ScopeData) -> phases.Rate:
     """Where the prefill rate comes from: the engine's steps, else the client's estimate."""
-    rate = phases.prefill_from_steps(data.steps) if data.steps is not None else phases.NO_RATE
-    return rate if rate.value is not None else phases.prefill_at_client(data.requests, data.answered, data.input_tokens)
+    everything = float(data.input_tokens[data.prefilled].sum())
+    rate = phases.prefill_from_steps(data.steps, everything) if data.steps is not None else phases.NO_RATE
+    return rate if rate.value is not None else phases.prefill_at_client(data)
 
 
 def decode_rate(data: ScopeData) -> phases.Rate:
     """Where the decode rate comes from: locked waves (the same for every engine), else steps, else an estimate."""
     if data.mode == "batch":
-        return phases.decode_in_waves(data.requests, data.answered, data.chunks, data.width)
-    rate = phases.decode_from_steps(data.steps) if data.steps is not None else phases.NO_RATE
-    return rate if rate.value is not None else phases.decode_at_client(data.requests, data.answered)
+        return phases.decode_in_waves(data)
+    everything = decodes_needed(data.delivered)
+    rate = phases.decode_from_steps(data.steps, everything) if data.steps is not None else phases.NO_RATE
+    return rate if rate.value is not None else phases.decode_at_client(data)
 
 
 def _phase(rate: phases.Rate, name: str) -> Measured:
@@ -154,19 +161,25 @@ def _scheduled_ttft(data: ScopeData) -> Measured:
 
 
 def _e2e(data: ScopeData) -> Measured:
-    return _latency(data, data.requests.sent, data.requests.last_token)
+    left_out = data.ok & data.shortened & data.holds(data.requests.last_token)
+    found = _latency(data, data.requests.sent, data.requests.last_token, ~left_out)
+    if n := int(left_out.sum()):
+        words = f"{n} of {int((data.ok & data.holds(data.requests.last_token)).sum())} requests answered in full"
+        return replace(found, code="first_of_slot_left_out", evidence=words)
+    return found
 
 
 def _scheduled_e2e(data: ScopeData) -> Measured:
-    return _latency(data, data.requests.intended, data.requests.last_token)
+    return _latency(data, data.requests.intended, data.requests.last_token, ~data.shortened)
 
 
-def _latency(data: ScopeData, start: Ints, end: Ints) -> Measured:
-    return Measured(distribution(span_ms(start, end, data.ok), data.dependent))
+def _latency(data: ScopeData, start: Ints, end: Ints, which: Bools | None = None) -> Measured:
+    kept = data.ok & data.holds(end)
+    return Measured(distribution(span_ms(start, end, kept if which is None else kept & which), data.dependent))
 
 
 def _tpot(data: ScopeData) -> Measured:
-    values = tpot_ms(data.requests, data.ok)
+    values = tpot_ms(data.requests, data.ok & data.holds(data.requests.last_token))
     found = distribution(values, data.dependent)
     blind = int((np.isfinite(values) & (data.requests.tokens_in_first_chunk <= 0)).sum())
     if blind:
@@ -178,8 +191,7 @@ _SHARED_GAPS = "all streams of a batch share each step's gap, so gaps are not in
 
 
 def _itl(data: ScopeData) -> Measured:
-    mine = data.chunks.of(data.ok)
-    tokens = data.chunks.tokens[mine]
+    tokens = data.chunks.tokens[_mine(data)]
     if len(tokens) and not (tokens == 1).all():
         unknown = int((tokens < 0).sum())
         if unknown:
@@ -195,16 +207,21 @@ def _interchunk(data: ScopeData) -> Measured:
 
 
 def _gaps_ms(data: ScopeData) -> Floats:
-    gaps: Floats = data.chunks.gaps()[data.chunks.of(data.ok) & ~data.chunks.first] / NS_PER_MS
+    gaps: Floats = data.chunks.gaps()[_mine(data) & ~data.chunks.first] / NS_PER_MS
     return gaps
 
 
+def _mine(data: ScopeData) -> Bools:
+    """Chunks of requests answered in full that arrived in the scope."""
+    return data.chunks.of(data.ok) & data.holds(data.chunks.t)
+
+
 def _tokens_per_chunk(data: ScopeData) -> Measured:
-    mine = data.chunks.of(data.ok)
+    mine = _mine(data)
     return Measured(float(data.chunks.weight[mine].mean()) if mine.any() else None)
 
 
-_BOTH = ("whole", "window")
+_BOTH = (WHOLE, WINDOW)
 _H, _L, _N = Direction.HIGHER, Direction.LOWER, Direction.NONE
 
 METRICS: tuple[Metric, ...] = (
@@ -212,7 +229,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("duration_s", "Duration, first send to last end", "s", _N, _BOTH, ("requests",), _duration_s),
     Metric(
         "input_tokens",
-        "Prompt tokens of requests that got a first token",
+        "Prompt tokens of requests that got a token",
         "tok",
         _N,
         _BOTH,
@@ -249,7 +266,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "requests_per_s",
-        "Requests answered in full per second of the scope",
+        "Requests answered in full per second of the scope (a closed loop's first ones are shortened)",
         "1/s",
         _H,
         _BOTH,
@@ -313,10 +330,18 @@ METRICS: tuple[Metric, ...] = (
         _interchunk,
     ),
     Metric("tokens_per_chunk", "Output tokens per chunk", "tok", _N, _BOTH, ("chunks",), _tokens_per_chunk),
-    Metric("e2e_ms", "Time to the last token, from the send", "ms", _L, _BOTH, ("requests",), _e2e),
+    Metric(
+        "e2e_ms",
+        "Time to the last token, from the send, first requests of a closed loop's slots left out",
+        "ms",
+        _L,
+        _BOTH,
+        ("requests",),
+        _e2e,
+    ),
     Metric(
         "scheduled_e2e_ms",
-        "Time to the last token, from the intended send",
+        "Time to the last token, from the intended send, first requests of a closed loop's slots left out",
         "ms",
         _L,
         _BOTH,

@@ -26,6 +26,8 @@ class CellFacts:
     by_outcome: Mapping[str, int] = field(default_factory=dict)
     first_error: str | None = None
     mode: str = "batch"
+    workload: str = "random"
+    uncounted: int = 0
     output_asked: int = 0
     output_delivered: int = 0
     output_delivered_in_chunks: int | None = None
@@ -45,6 +47,14 @@ class CellFacts:
     tpot_ms_p50: float | None = None
     e2e_ms_p50: float | None = None
     receive_stamps: str | None = None
+    not_streamed: int | None = None
+    retries: int | None = None
+    stamps_disbelieved: int | None = None
+    coalesced_events: int | None = None
+    token_chunks: int = 0
+    prefix_hits: float | None = None
+    prefix_queries: float | None = None
+    preemptions: float | None = None
     lock_index: float | None = None
     lock_phases: int = 0
     has_window: bool = False
@@ -72,6 +82,12 @@ LAG_SHARE_OF_TPOT = 0.10
 LAG_SHARE_OF_E2E = 0.05
 LOCK_INDEX = 0.7
 LOCK_PHASES = 8
+# Below this share of the prompt tokens a hit changes no number.
+PREFIX_SHARE_SUSPECT = 0.01
+# From here on the cell measures the size of the KV cache: each preemption computes a whole context again.
+PREEMPTED_SHARE_SUSPECT = 0.10
+# Events that arrive together have gaps of zero; this many of them move percentiles of the gaps.
+COALESCED_SHARE = 0.01
 
 
 def no_requests_ok(f: CellFacts) -> Finding | None:
@@ -168,7 +184,54 @@ def client_lag(f: CellFacts) -> Finding | None:
 
 
 def no_kernel_stamps(f: CellFacts) -> Finding | None:
-    return Finding("chunks are stamped when the client read them") if f.receive_stamps == "read" else None
+    who = {"read": "chunks are", "mixed": "some chunks are"}.get(str(f.receive_stamps))
+    return Finding(f"{who} stamped when the client read them") if who else None
+
+
+def no_tokens_counted(f: CellFacts) -> Finding | None:
+    if not f.uncounted:
+        return None
+    nothing = f.uncounted == f.ok
+    return Finding(
+        f"{f.uncounted} of {f.ok} requests answered in full say of no token", Severity.INVALID if nothing else None
+    )
+
+
+def not_streamed(f: CellFacts) -> Finding | None:
+    return Finding(f"{f.not_streamed} of {f.ok} answers came in one piece") if f.not_streamed else None
+
+
+def retried(f: CellFacts) -> Finding | None:
+    return Finding(f"{f.retries} of {f.issued} requests") if f.retries else None
+
+
+def stamps_disbelieved(f: CellFacts) -> Finding | None:
+    return Finding(f"{f.stamps_disbelieved} receive stamps") if f.stamps_disbelieved else None
+
+
+def coalesced(f: CellFacts) -> Finding | None:
+    if not f.coalesced_events or f.coalesced_events <= COALESCED_SHARE * f.token_chunks:
+        return None
+    return Finding(f"{f.coalesced_events} of {f.token_chunks} chunks with tokens came in one read with the one before")
+
+
+def prefix_cache_hits(f: CellFacts) -> Finding | None:
+    # Other workloads are there to share prefixes.
+    if not f.prefix_hits or f.workload != "random":
+        return None
+    of = f.prefix_queries or f.input_tokens
+    share = f.prefix_hits / of if of else 1.0
+    evidence = f"{f.prefix_hits:.0f} of {of:.0f} prompt tokens looked up ({share:.1%})"
+    if f.preemptions:
+        evidence += f"; {f.preemptions:.0f} preemptions, after which a request may find its own blocks again"
+    return Finding(evidence, None if share > PREFIX_SHARE_SUSPECT else Severity.NOTE)
+
+
+def preemptions(f: CellFacts) -> Finding | None:
+    if not f.preemptions:
+        return None
+    often = f.preemptions > PREEMPTED_SHARE_SUSPECT * f.issued
+    return Finding(f"{f.preemptions:.0f} preemptions in {f.issued} requests", Severity.SUSPECT if often else None)
 
 
 def few_samples(f: CellFacts) -> Finding | None:

@@ -123,6 +123,30 @@ REASONS: tuple[Row, ...] = (
         rules.cancelled,
     ),
     Row(
+        "no_tokens_counted",
+        _S,
+        "Answered, but no tokens counted",
+        "Neither the stream nor usage tells how many tokens these answers held, so throughput is not known. Use a server that "
+        "streams or reports usage (stream_options include_usage).",
+        rules.no_tokens_counted,
+    ),
+    Row(
+        "not_streamed",
+        _S,
+        "Answers that were not streamed",
+        "They have no first token: TTFT, TPOT and E2E are not known for them. Make the server stream (some ignore the "
+        "request for it behind a proxy), or read throughput only.",
+        rules.not_streamed,
+    ),
+    Row(
+        "prefix_cache_hits",
+        _S,
+        "Random prompts hit the prefix cache",
+        "Prompts were repeated, so less was prefilled than sent, which flatters the engine. Restart a server that was "
+        "attached to, give another --seed, or turn prefix caching off.",
+        rules.prefix_cache_hits,
+    ),
+    Row(
         "token_counts_disagree",
         _S,
         "Client and server count different numbers of tokens",
@@ -143,6 +167,13 @@ REASONS: tuple[Row, ...] = (
         "Client figures stand; what only the steps tell is estimated or missing. The evidence names the file.",
     ),
     Row(
+        "truth_incomplete",
+        _S,
+        "The engine's step log does not hold all that was delivered",
+        "It was cut off (a full disk?), so the figures that come from steps are taken from client and gauges instead. See the "
+        "end of the session's server.log.",
+    ),
+    Row(
         "client_lag",
         _S,
         "The client read late",
@@ -156,6 +187,42 @@ REASONS: tuple[Row, ...] = (
         "All slots start together, so TTFT measures the lock. Vary the output lengths (leave out exact lengths), or use "
         "--batch, where the lock is meant.",
         rules.phase_lock,
+    ),
+    Row(
+        "preemptions",
+        _N,
+        "The engine preempted requests",
+        "Its KV cache was too small for the load: each preempted request is computed again, inside the times shown. Suspect "
+        f"above {rules.PREEMPTED_SHARE_SUSPECT:.0%} of the requests. Give the engine more KV cache, or lower the load.",
+        rules.preemptions,
+    ),
+    Row(
+        "first_of_slot_left_out",
+        _N,
+        "First requests of the slots are not in E2E",
+        "They are shortened so that the closed loop does not lock in phase. They are in all other figures; requests/s reads "
+        "a little high for it. Raise --requests to make their share small.",
+    ),
+    Row(
+        "requests_sent_again",
+        _N,
+        "Requests were sent again on a new connection",
+        "The server had closed the idle one. Their TTFT counts from the sending that was answered.",
+        rules.retried,
+    ),
+    Row(
+        "stamps_disbelieved",
+        _N,
+        "Receive stamps that cannot be",
+        "The wall clock stepped during the cell; these chunks are stamped when the client read them.",
+        rules.stamps_disbelieved,
+    ),
+    Row(
+        "coalesced_events",
+        _N,
+        "Chunks that arrived together",
+        "The gap between them is 0, which is no time between tokens: low percentiles of ITL are too low. TPOT is not touched.",
+        rules.coalesced,
     ),
     Row(
         "few_samples",

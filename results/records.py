@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -49,12 +50,19 @@ class SessionRecord:
         return asdict(self)
 
 
+def last_told(sessions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Of an engine's session records, oldest first, the one to describe it by: the last that got as far as its settings
+    (a server that never started tells none), else the last; empty where there is none."""
+    told = [s for s in sessions if s.get("settings")] or list(sessions)
+    return told[-1] if told else {}
+
+
 @dataclass(slots=True)
 class CellRecord:
     """One committed cell: what was asked, when it ran, and what the runner saw. Numbers are computed from the events.
 
     `started` and `ended` (monotonic ns) enclose all requests of the cell, warm-up not included. `client` is what the load
-    worker says of itself: {"cpu_s", "wall_s", "receive_stamps": "kernel" | "read"}.
+    worker says of itself: {"cpu_s", "wall_s", "receive_stamps": "kernel" | "mixed" | "read"} and counts.
     """
 
     id: str

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from results.report_background import EngineInfo
 from results.report_format import count, listed, number, percent, plural, size
+from results.report_readings import PHASES, Readings
 from results.report_shapes import VERDICTS, CellRow, Line, MemoryRow, Point, ReasonRow, load_words
 
 # Fewer blocks than this give no interval that a verdict could stand on.
@@ -52,6 +53,7 @@ class AnswerFacts:
     planned: int
     blocks: int
     alike: Sentence | None = None
+    readings: Readings = field(default_factory=Readings)
 
 
 def answer(facts: AnswerFacts) -> list[Sentence]:
@@ -223,8 +225,10 @@ def _phases(facts: AnswerFacts) -> list[Sentence]:
             text += f"; 1/{number(least[0])} at {least[1].load_label}, {least[1].workload.label}, where more requests share a step"
         if most[0] > 1:
             found.append(Sentence("Prefill and decode", f"{text}."))
-    if any(r.code == "client_phase_estimate" for r in facts.reasons):
-        text = "Where the engine does not tell what its steps hold, these rates are the client's estimates and overlap."
+    names = [name for measure, name in PHASES.items() if facts.readings.estimated(measure)]
+    if found and names:
+        text = f"{_capital_first(' and '.join(names))} rates are the client's estimates, in which the phases overlap"
+        text += ", for every engine alike." if _several(facts) else "."
         found.append(Sentence("Prefill and decode", text, caution=True))
     return found
 
@@ -321,6 +325,10 @@ def _trust(facts: AnswerFacts) -> list[Sentence]:
         text = f"The run is incomplete: {len(facts.cells)} of {facts.planned} planned cells are committed."
         found.append((f"{text} The same command again completes it.", True, ""))
     return [Sentence("What not to trust", *fields) for fields in found]
+
+
+def _capital_first(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _capital(text: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from results.metrics import METRICS
+from results.records import last_told
 from results.report_format import size
 
 SOURCE_WORDS = {
@@ -47,7 +48,7 @@ class SessionInfo:
 
 @dataclass(slots=True)
 class EngineInfo:
-    """An engine of the experiment; settings are those of its last session."""
+    """An engine of the experiment; settings are those of its last session that told any."""
 
     label: str
     backend: str
@@ -101,11 +102,17 @@ class Definition:
     words: str
     unit: str
     better: str
+    needs: str = ""
 
 
 def definitions() -> list[Definition]:
     """The metric table, in words."""
-    return [Definition(m.id, m.words, m.unit, str(m.direction)) for m in METRICS]
+    return [Definition(m.id, m.words, m.unit, str(m.direction), _needs(m.needs)) for m in METRICS]
+
+
+def _needs(names: Sequence[str]) -> str:
+    """`requests, chunks, steps where told`."""
+    return ", ".join(f"{name[:-1]} where told" if name.endswith("?") else name for name in names)
 
 
 def engine_infos(
@@ -116,7 +123,7 @@ def engine_infos(
     infos = []
     for label in order:
         own = [s for s in sessions if s.get("engine") == label]
-        last: Mapping[str, Any] = own[-1] if own else {}
+        last = last_told(own)
         known = by_label.get(label, {})
         infos.append(
             EngineInfo(
@@ -203,7 +210,7 @@ def _fact_text(name: str, value: Any) -> str:
 def reproduction(
     manifest: Mapping[str, Any], sessions: Sequence[Mapping[str, Any]], order: Sequence[str], experiment: str
 ) -> Reproduction:
-    """Command lines of the run's starts, and of each engine's last launch."""
+    """Command lines of the run's starts, and of the launch that each engine is described by."""
     starts = manifest.get("starts") or [manifest.get("start")]
     commands, folder = [], None
     for start in starts:
@@ -214,14 +221,15 @@ def reproduction(
     for label in order:
         own = [s for s in sessions if s.get("engine") == label]
         if own:
+            last = last_told(own)
             launches.append(
                 Launch(
                     engine=label,
-                    session=str(own[-1].get("id")),
-                    command=_command(own[-1].get("argv") or []),
-                    env={str(k): str(v) for k, v in (own[-1].get("env") or {}).items()},
-                    files=[str(f) for f in own[-1].get("files") or []],
-                    url=str(own[-1].get("url") or ""),
+                    session=str(last.get("id")),
+                    command=_command(last.get("argv") or []),
+                    env={str(k): str(v) for k, v in (last.get("env") or {}).items()},
+                    files=[str(f) for f in last.get("files") or []],
+                    url=str(last.get("url") or ""),
                 )
             )
     return Reproduction(list(dict.fromkeys(commands)), str(folder) if folder else None, launches, experiment)

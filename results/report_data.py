@@ -27,6 +27,7 @@ from results.report_background import (
     reproduction,
 )
 from results.report_measures import MEASURE, Value, over_blocks, read_cell
+from results.report_readings import Readings, readings_of
 from results.report_shapes import (
     SEVERITIES,
     VERDICTS,
@@ -40,7 +41,7 @@ from results.report_shapes import (
     workload_key,
 )
 from results.store import RunStore
-from results.summary import build_summary
+from results.summary import build_summary, session_records
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ class ReportData:
     reproduction: Reproduction
     definitions: list[Definition] = field(default_factory=list)
     audit: Audit | None = None
+    readings: Readings = field(default_factory=Readings)
 
     @property
     def points(self) -> list[Point]:
@@ -80,14 +82,14 @@ class ReportData:
 def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) -> ReportData:
     """Everything a report needs of the run in `store`; its summary.json is used where it covers every committed cell."""
     found = summary if summary is not None else _summary(store)
-    manifest, experiment, sessions = store.manifest, store.experiment, store.sessions()
+    manifest, experiment, sessions = store.manifest, store.experiment, list(session_records(store).values())
     cells: list[Mapping[str, Any]] = list(found.get("cells", []))
-    scope = shown_scope(cells)
+    scope, readings = shown_scope(cells), readings_of(cells)
     workloads = _workloads(cells)
     order = [str(e.get("label")) for e in experiment.get("engines", []) if isinstance(e, Mapping)]
     order += [e for e in dict.fromkeys(str(c.get("engine")) for c in cells) if e not in order]
     rows = sorted(
-        (_cell_row(cell, workloads, scope) for cell in cells),
+        (_cell_row(cell, workloads, scope, readings) for cell in cells),
         key=lambda r: (order.index(r.engine), r.workload.index, r.load_mode, r.load_value, r.block),
     )
     lines = _lines(rows)
@@ -111,6 +113,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
             planned=_planned(experiment),
             blocks=blocks,
             alike=audit_sentence(audit) if audit else None,
+            readings=readings,
         )
     )
     return ReportData(
@@ -133,6 +136,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
         reproduction=reproduction(manifest, sessions, order, store.experiment_text),
         definitions=definitions(),
         audit=audit,
+        readings=readings,
     )
 
 
@@ -146,7 +150,8 @@ def _summary(store: RunStore) -> Mapping[str, Any]:
     path = store.path / "summary.json"
     if path.is_file():
         summary: dict[str, Any] = read_json(path)
-        if {record.id for record in store.cells()} <= {c.get("id") for c in summary.get("cells", [])}:
+        committed = {path.parent.name for path in (store.path / "cells").glob("*/cell.json")}
+        if committed <= {c.get("id") for c in summary.get("cells", [])}:
             return summary
     return build_summary(store)
 
@@ -184,7 +189,9 @@ def _workloads(cells: Iterable[Mapping[str, Any]]) -> dict[str, WorkloadInfo]:
     return {info.key: info.numbered(index) for index, info in enumerate(infos)}
 
 
-def _cell_row(cell: Mapping[str, Any], workloads: Mapping[str, WorkloadInfo], scope: str) -> CellRow:
+def _cell_row(
+    cell: Mapping[str, Any], workloads: Mapping[str, WorkloadInfo], scope: str, readings: Readings
+) -> CellRow:
     workload = workloads[workload_key(cell.get("workload") or {})]
     load = cell.get("load") or {}
     mode, value = str(load.get("mode") or "unknown"), load.get("value", load.get(str(load.get("mode")), 0))
@@ -200,8 +207,7 @@ def _cell_row(cell: Mapping[str, Any], workloads: Mapping[str, WorkloadInfo], sc
         verdict=str(cell.get("verdict") or "SUSPECT"),
         codes=[str(r.get("code")) for r in cell.get("reasons") or []],
         outcomes={str(k): int(v) for k, v in issued.items() if isinstance(v, int) and v},
-        batch_source=str((cell.get("batch") or {}).get("realised_source") or ""),
-        values=read_cell(cell, scope),
+        values=read_cell(cell, scope, readings),
     )
 
 
@@ -232,7 +238,6 @@ def _point(rows: Sequence[CellRow]) -> Point:
         blocks=len(usable),
         blocks_invalid=len(rows) - len(usable),
         codes=sorted({code for row in rows for code in row.codes}),
-        batch_source=first.batch_source,
         values={k: over_blocks([row.values[k] for row in usable]) for k in MEASURE} if usable else none,
     )
 

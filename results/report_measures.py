@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from results.report_readings import PHASES, Readings, batch_readings, load_mode, phase
+
 SCOPE = "scope"
 
 
@@ -77,26 +79,31 @@ class Value:
         return cls(value, value, value, 1)
 
 
-def read_cell(cell: Mapping[str, Any], scope: str) -> dict[str, Value]:
-    """Every measure of one cell of summary.json; `scope` is `whole` or `window`."""
+def read_cell(cell: Mapping[str, Any], scope: str, readings: Readings) -> dict[str, Value]:
+    """Every measure of one cell of summary.json; `scope` is `whole` or `window`. What cells may read from different places
+    is read where `readings` says."""
     values = {m.id: _read(cell, m, scope) for m in MEASURES}
-    if not values["batch_realised"].known:
-        values["batch_realised"] = next(
-            (values[k] for k in ("batch_decodes_per_step", "batch_running", "batch_in_flight") if values[k].known),
-            values["batch_realised"],
-        )
+    batch = batch_readings(cell).get(readings.batch or "")
+    values["batch_realised"] = _value(batch, "not read in a way that all cells were")
+    for measure, name in PHASES.items():
+        if (measure, load_mode(cell)) in readings.estimates and (found := phase(cell, name)):
+            values[measure] = _value(found.get("at_client"), values[measure].why or "not known")
     tpot = values["tpot_ms_p50"]
     values[PER_USER.id] = Value.of(1000 / tpot.mean) if tpot.mean else Value(None, why=tpot.why)
     return values
+
+
+def _value(found: Any, why: str) -> Value:
+    if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found):
+        return Value.of(float(found))
+    return Value(None, why=why)
 
 
 def _read(cell: Mapping[str, Any], measure: Measure, scope: str) -> Value:
     node: Any = cell
     for step in measure.path:
         parent, node = node, node.get(scope if step == SCOPE else step) if isinstance(node, Mapping) else None
-    if isinstance(node, int | float) and not isinstance(node, bool) and math.isfinite(node):
-        return Value.of(float(node))
-    return Value(None, why=_why(cell, measure, parent))
+    return _value(node, _why(cell, measure, parent))
 
 
 def _why(cell: Mapping[str, Any], measure: Measure, parent: Any) -> str:

@@ -44,7 +44,6 @@ class CellRow:
     verdict: str
     codes: list[str]
     outcomes: dict[str, int]
-    batch_source: str
     values: dict[str, Value]
 
     @property
@@ -66,7 +65,6 @@ class Point:
     blocks: int
     blocks_invalid: int
     codes: list[str]
-    batch_source: str
     values: dict[str, Value]
 
     @property

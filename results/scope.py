@@ -1,21 +1,30 @@
-"""One scope of one cell, as metrics read it, and the per-request times in it."""
+"""One scope of one cell, as metrics read it, and the per-request times in it.
+
+Every event counts by its own time: a token where it arrived, TTFT where the first token did, E2E and TPOT where the last one
+did, a request where it ended. The whole scope holds all of them; a window those in (start, end].
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from results.clock import NS_PER_MS, NS_PER_S
 from results.events import MISSING, Bools, Floats, Ints, Requests
 from results.schema import Outcome
-from results.tokens import TokenChunks
+from results.tokens import TokenChunks, delivered_tokens, slot_first
 from results.truth import Steps
+
+WHOLE, WINDOW = "whole", "window"
 
 
 @dataclass(slots=True)
 class ScopeData:
-    """All a metric may read: one scope of one cell. `steps` are the engine's own, inside the scope, or None."""
+    """All a metric may read: one scope of one cell. `steps` are the engine's own, inside the scope, or None.
+
+    `requests` and `chunks` are always those of the whole cell: `holds` tells which of their events lie in the scope.
+    """
 
     requests: Requests
     chunks: TokenChunks
@@ -25,6 +34,71 @@ class ScopeData:
     cell_started: int
     mode: str
     width: int
+    name: str = WHOLE
+
+    def window(self, start: int, end: int) -> ScopeData:
+        """The same cell seen through (start, end] (ns)."""
+        steps = self.steps.between(start, end) if self.steps is not None else None
+        return replace(
+            self, steps=steps if steps is not None and len(steps) else None, start=start, end=end, name=WINDOW
+        )
+
+    def holds(self, stamps: Ints) -> Bools:
+        """Which events belong to the scope, by their stamps."""
+        if self.name == WHOLE:
+            return np.ones(len(stamps), dtype=bool)
+        out: Bools = (stamps > self.start) & (stamps <= self.end)
+        return out
+
+    @property
+    def delivered(self) -> Ints:
+        """Output tokens that reached the client inside the scope, per request, failed ones included."""
+        if self.name == WHOLE:
+            return delivered_tokens(self.requests, self.chunks)
+        return np.rint(self._tokens_of(self.holds(self.chunks.t))).astype(np.int64)
+
+    @property
+    def after_first(self) -> Floats:
+        """The same without the tokens of each first chunk. One of unknown count counts as one."""
+        if self.name == WHOLE:
+            first = np.where(self.requests.tokens_in_first_chunk > 0, self.requests.tokens_in_first_chunk, 1)
+            return np.maximum(self.requests.output_tokens - first, 0).astype(np.float64)
+        return self._tokens_of(self.holds(self.chunks.t) & ~self.chunks.first)
+
+    @property
+    def uncounted(self) -> Bools:
+        """Requests answered in full of which nobody tells how many tokens (or, in a window, which of them) came here."""
+        in_chunks = np.bincount(self.chunks.request, minlength=len(self.requests)) > 0
+        known = self.requests.output_tokens >= 0
+        if self.name == WINDOW:
+            known &= self.requests.output_tokens == 0
+        out: Bools = self.ok & ~known & ~in_chunks
+        return out
+
+    @property
+    def prefilled(self) -> Bools:
+        """Requests whose prompt was processed here: their first token came, or tokens without a time did."""
+        first = self.requests.first_token
+        out: Bools = np.where(first != MISSING, self.holds(first), self.delivered > 0)
+        return out
+
+    @property
+    def shortened(self) -> Bools:
+        """First requests of the slots of a closed loop, where they were cut short so that it does not lock in phase.
+
+        All of them or none: one that drew its full length by chance must not stand for the others.
+        """
+        none = np.zeros(len(self.requests), dtype=bool)
+        if self.mode != "concurrency":
+            return none
+        first, asked = slot_first(self.requests), self.requests.output_tokens_asked
+        cut = first.any() and not first.all() and asked[first].min() < asked[~first].min()
+        return first if cut else none
+
+    def _tokens_of(self, chunks: Bools) -> Floats:
+        weights = np.where(chunks, self.chunks.weight, 0.0)
+        out: Floats = np.bincount(self.chunks.request, weights=weights, minlength=len(self.requests)).astype(np.float64)
+        return out
 
     @property
     def ok(self) -> Bools:

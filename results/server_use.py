@@ -26,6 +26,7 @@ MAXIMA = {
 COUNTERS = {
     "preemptions": ("server", "preemptions_total"),
     "prefix_hits": ("server", "prefix_hits_total"),
+    "prefix_queries": ("server", "prefix_queries_total"),
     "prompt_tokens": ("server", "prompt_tokens_total"),
     "generation_tokens": ("server", "generation_tokens_total"),
     "cpu_s": ("host", "server_cpu_s"),

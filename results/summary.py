@@ -10,7 +10,7 @@ from results.cell_summary import finite, session_steps, summarise_cell, unreadab
 from results.errors import StoreError
 from results.files import read_json
 from results.reasons import reason
-from results.records import CellRecord, Fault
+from results.records import CellRecord, Fault, last_told
 from results.schema import SCHEMA_VERSION, SUMMARY_SCHEMA
 from results.store import RunStore
 from results.truth import Steps
@@ -19,7 +19,7 @@ from results.truth import Steps
 def build_summary(store: RunStore) -> dict[str, Any]:
     """Compute the summary of a run from its files. One damaged cell is INVALID; it does not end the summary."""
     records, damaged = _records(store)
-    sessions = _sessions(store)
+    sessions = session_records(store)
     cells: dict[str, dict[str, Any]] = {}
     # Session by session, so that a session's step log is read once and only one is held at a time.
     for session_id in dict.fromkeys(r.session for r in records):
@@ -58,7 +58,7 @@ def _records(store: RunStore) -> tuple[list[CellRecord], list[dict[str, Any]]]:
     return sorted(records, key=lambda c: (c.started, c.id)), damaged
 
 
-def _sessions(store: RunStore) -> dict[str, dict[str, Any]]:
+def session_records(store: RunStore) -> dict[str, dict[str, Any]]:
     """Session records by id, oldest first; one that cannot be read tells nothing (its cells keep their events)."""
     sessions = {}
     for path in sorted((store.path / "sessions").glob("*/session.json")):
@@ -81,13 +81,13 @@ def _cell(
 
 
 def _engines(store: RunStore, sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every engine that was asked for or met: its sessions, and versions and settings as the last one found them."""
+    """Every engine that was asked for or met: its sessions, and versions and settings as the last one that got to tell."""
     asked = {str(e.get("label")): e for e in store.experiment.get("engines") or [] if isinstance(e, Mapping)}
     labels = list(dict.fromkeys([*asked, *(str(s["engine"]) for s in sessions if s.get("engine"))]))
     engines = []
     for label in labels:
         own = [s for s in sessions if s.get("engine") == label]
-        last: Mapping[str, Any] = own[-1] if own else {}
+        last = last_told(own)
         engines.append(
             {
                 "label": label,

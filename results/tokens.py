@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from results.events import Bools, Chunks, Floats, Ints, Requests
+from results.events import MISSING, Bools, Chunks, Floats, Ints, Requests
 from results.schema import TOKEN_KINDS
 
 
@@ -58,6 +58,15 @@ def delivered_tokens(requests: Requests, chunks: TokenChunks) -> Ints:
     """Output tokens that reached the client, per request, failed ones included."""
     seen = np.bincount(chunks.request, weights=chunks.weight, minlength=len(requests))
     return np.where(requests.output_tokens >= 0, requests.output_tokens, np.rint(seen).astype(np.int64))
+
+
+def slot_first(requests: Requests) -> Bools:
+    """Mask of the first request that each slot sent."""
+    out = np.zeros(len(requests), dtype=bool)
+    usable = np.flatnonzero((requests.slot >= 0) & (requests.sent != MISSING))
+    order = usable[np.lexsort((requests.sent[usable], requests.slot[usable]))]
+    out[order[np.diff(requests.slot[order], prepend=-1) != 0]] = True
+    return out
 
 
 def _weights(requests: Requests, request: Ints, tokens: Ints) -> Floats:

@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reports.figures import build_figures
+from reports.tables import columns_of
+from results.files import to_json
+from results.records import SessionRecord
 from results.report_data import ReportData, load_report_data, shown_scope
 from results.report_format import compact, count, listed, number, percent, size
 from results.report_measures import MEASURE, Value, over_blocks
+from results.report_readings import BATCH_WORDS
 from results.report_shapes import load_words, workload_info
 from results.store import RunStore
+from results.summary import build_summary
 from tests.reports.runs import PER_TOKEN, Cell, cell, flawed, grid, make_run, rate
 from tests.results.builders import Schedule, synthetic_run
 
@@ -160,10 +166,81 @@ def test_every_number_of_an_empty_cell_is_unknown(tmp_path: Path) -> None:
     assert data.reasons[0].code == "unreadable_cell"
 
 
-def test_the_realised_batch_falls_back_to_the_best_that_is_known(tmp_path: Path) -> None:
-    told = cell("reference", 4, 128)
-    told["batch"] = {"offered": 4, "in_flight": 3.5, "running": 3.1, "decodes_per_step": None}
-    assert load(tmp_path, [told]).points[0].values["batch_realised"].mean == 3.1
+def with_batch(given: Cell, **readings: float) -> Cell:
+    return {**given, "batch": {**given["batch"], "readings": readings}}
+
+
+def test_the_realised_batch_of_all_engines_is_one_quantity_and_the_axis_names_it(tmp_path: Path) -> None:
+    told = [with_batch(c, steps=3.0, gauge=3.3, in_flight=4.0) for c in grid(("a",), (4,), (128,))]
+    mute = [with_batch(c, gauge=3.4, in_flight=4.0) for c in grid(("b",), (4,), (128,))]
+    blind = [with_batch(c, in_flight=4.1) for c in grid(("c",), (4,), (128,))]
+    for folder, cells, source, values in (
+        ("one", told, "steps", [3.0]),
+        ("two", told + mute, "gauge", [3.3, 3.4]),
+        ("three", told + mute + blind, "in_flight", [4.0, 4.0, 4.1]),
+        # An INVALID cell has no say.
+        ("four", told + [flawed("INVALID", "server_died")(c) for c in blind], "steps", [3.0, None]),
+    ):
+        (tmp_path / folder).mkdir()
+        data = load(tmp_path / folder, cells)
+        assert data.readings.batch == source
+        assert [c.values["batch_realised"].mean for c in data.cells] == values
+        figure = next(f for f in build_figures(data) if f.spec.id == "throughput")
+        assert figure.x_axis.label == f"realised batch ({BATCH_WORDS[source]})"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3"])
+def test_a_report_survives_damaged_records_of_cells_and_sessions(tmp_path: Path, content: bytes) -> None:
+    store = synthetic_run(tmp_path, ("a", "b"), (1,))
+    hurt, other = store.cells()
+    (store.cell_dir(hurt.id) / "cell.json").write_bytes(content)
+    (store.session_dir(other.session) / "session.json").write_bytes(content)
+    data = load_report_data(store)
+    assert {c.id: c.verdict for c in data.cells} == {hurt.id: "INVALID", other.id: "VALID"}
+    assert [e.label for e in data.engines][:2] == ["a", "b"]
+
+
+def test_an_engine_is_described_by_the_last_session_that_told_its_settings(tmp_path: Path) -> None:
+    store = synthetic_run(tmp_path, ("a",), (1,))
+    folder = store.path / "sessions" / "900-b0-a"
+    folder.mkdir()
+    failed = SessionRecord("900-b0-a", "a", "reference", 0, "m", "http://127.0.0.1:9", argv=["never", "started"])
+    (folder / "session.json").write_bytes(to_json(failed.to_dict()))
+    (engine,) = build_summary(store)["engines"]
+    assert engine["settings"]["block_size"]["value"] == 16
+    assert engine["versions"]["reference"] == "0.1.0"
+    assert len(engine["sessions"]) == 2
+    data = load_report_data(store)
+    assert data.engines[0].versions["reference"] == "0.1.0"
+    assert "block_size" in [s.name for s in data.engines[0].settings]
+    assert "never" not in data.reproduction.launches[0].command
+
+
+def phases(given: Cell, prefill: str | None, decode: str | None) -> Cell:
+    found = {"prefill": {"source": prefill, "at_client": 7.0}, "decode": {"source": decode, "at_client": 5.0}}
+    return {**given, "phases": found}
+
+
+def test_phase_rates_of_different_readings_share_no_panel(tmp_path: Path) -> None:
+    a, b = (grid((e,), (4,), (128,))[0] for e in ("a", "b"))
+    for folder, first, second, estimated in (
+        ("same", ("steps", "steps"), ("steps", "steps"), []),
+        ("wave", ("steps", "wave"), ("client", "wave"), ["prefill"]),
+        ("both", ("steps", "steps"), ("client", "client"), ["prefill", "decode"]),
+        ("client", ("client", "client"), ("client", "client"), ["prefill", "decode"]),
+    ):
+        (tmp_path / folder).mkdir()
+        data = load(tmp_path / folder, [phases(a, *first), phases(b, *second)])
+        for name, at_client in (("prefill", 7.0), ("decode", 5.0)):
+            measure = f"{name}_tokens_per_s"
+            values = {c.values[measure].mean for c in data.cells}
+            assert (values == {at_client}) == (name in estimated)
+            assert data.readings.estimated(measure) == (name in estimated)
+            (column,) = [c for c in columns_of(data) if c.measure == measure]
+            assert ("estimate" in column.under) == (name in estimated)
+        titles = [p.title for f in build_figures(data) if f.spec.id == "phases" for p in f.panels]
+        assert ["estimate" in title for title in titles] == [n in estimated for n in ("prefill", "decode")]
+        assert any("estimates" in text for text in texts(data, "Prefill and decode")) == bool(estimated)
 
 
 def test_kv_rows_put_the_formula_beside_what_the_engine_says(tmp_path: Path) -> None:
@@ -248,7 +325,7 @@ def test_report_data_is_plain(tmp_path: Path) -> None:
             for key, item in value.items():
                 assert isinstance(key, str)
                 walk(item)
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple | frozenset):
             for item in value:
                 walk(item)
         else:

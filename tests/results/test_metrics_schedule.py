@@ -66,7 +66,7 @@ def test_a_locked_batch(tmp_path: Path, batch: int, truth: bool) -> None:
     ramp = prefill * batch * (batch + 1) / 2 + batch * (outputs - 1) * step
     running = ramp / (batch * prefill + (outputs - 1) * step)
     assert cell["batch"]["realised"] == pytest.approx(running if truth else batch)
-    assert cell["batch"]["realised_source"] == ("running" if truth else "in_flight")
+    assert cell["batch"]["realised_source"] == ("steps" if truth else "in_flight")
     assert (whole["ttft_ms"]["intervals"]["p50"] is not None) == (batch == 1)
 
 
