@@ -318,9 +318,14 @@ def plain_record(load: Mapping[str, Any] | None = None, ended_s: float = 1_000.0
         session="session",
         block=0,
         seed=0,
-        workload=_workload(10, 10),
         load=dict(load or {"mode": "concurrency", "concurrency": 1, "requests": 1}),
-        **{"started": 0, "ended": _ns(ended_s), "client": {"receive_stamps": "kernel"}, **changes},
+        **{
+            "workload": _workload(10, 10),
+            "started": 0,
+            "ended": _ns(ended_s),
+            "client": {"receive_stamps": "kernel"},
+            **changes,
+        },
     )
 
 
