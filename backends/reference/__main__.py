@@ -74,6 +74,7 @@ def serve(
     import uvloop
 
     from backends.reference.build import BuiltEngine, build_engine
+    from backends.reference.chat import load_chat_template
     from backends.reference.owner import OwnerThread
     from backends.reference.server import Server
     from backends.reference.service import Service
@@ -84,7 +85,7 @@ def serve(
         signal.signal(number, lambda *_: os._exit(0))  # until the loop takes over: nothing to finish while loading
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     log.info("settings: %s", settings)
-    tokenizer = load_tokenizer(arguments.model)
+    tokenizer, template = load_tokenizer(arguments.model), load_chat_template(arguments.model)
     truth = ArrowTruth(arguments.truth_dir) if arguments.truth_dir else NoTruth()
     owner = OwnerThread()
     built = owner.call(lambda: build_engine(arguments.model, config, settings, truth)).result()
@@ -104,7 +105,7 @@ def serve(
             linear=built.model.linear_name,
             weight_bytes=built.model.num_bytes,
         )
-        app = Server(service, tokenizer, config, arguments.name, facts).app()
+        app = Server(service, tokenizer, template, config, arguments.name, facts).app()
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_TIMEOUT_S)
         await runner.setup()
         try:

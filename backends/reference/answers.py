@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from aiohttp import web
 
-from backends.reference.api import ApiError, CompletionRequest
+from backends.reference.api import GenerationRequest
+from backends.reference.fields import ApiError
+from backends.reference.logprob_shapes import prompt_logprobs
 from backends.reference.messages import NewToken
-from backends.reference.service import GenerationError, TokenStream
-from backends.reference.shapes import DONE, CompletionShape, LogprobsWriter, prompt_logprobs
+from backends.reference.service import GenerationError, Service, TokenStream
+from backends.reference.shapes import DONE, RUNNING, CompletionShape, End
+from backends.reference.text import OutputText
 from backends.reference.tokenizer import Tokenizer
-from backends.reference.truth import TruthLog
 
 _SSE_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _JSON = "application/json"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token with its text."""
+
+    token: NewToken
+    text: str
+    end: End
 
 
 class Answer:
@@ -24,93 +39,115 @@ class Answer:
     def __init__(
         self,
         request: web.Request,
-        asked: CompletionRequest,
+        asked: GenerationRequest,
         shape: CompletionShape,
         prompts: list[list[int]],
         tokenizer: Tokenizer,
-        truth: TruthLog,
+        service: Service,
     ) -> None:
         self.request, self.asked, self.shape, self.prompts = request, asked, shape, prompts
-        self.tokenizer, self.truth = tokenizer, truth
+        self.tokenizer, self.service, self.truth = tokenizer, service, service.truth
 
     async def whole(self, streams: list[TokenStream]) -> web.StreamResponse:
         """All prompts to their end, then one JSON object."""
-        choices: list[dict[str, Any]] = []
-        total = 0
         try:
-            for index, stream in enumerate(streams):
-                tokens = [token async for tokens in stream for token in tokens]
-                told = tokens[0].prompt_logprobs
-                if self.asked.max_tokens == 0:
-                    tokens = []  # only the prompt was wanted, but the engine always makes one
-                choices.append(self._choice(index, tokens, told))
-                total += len(tokens)
+            made = await _all([self._gather(index, stream) for index, stream in enumerate(streams)])
         except GenerationError as error:
             raise ApiError(500, str(error)) from error
-        prompt_tokens = sum(len(prompt) for prompt in self.prompts)
-        response = web.Response(body=self.shape.whole(choices, (prompt_tokens, total)), content_type=_JSON)
+        used = (sum(len(prompt) for prompt in self.prompts), sum(count for _, count in made))
+        body = self.shape.whole([choice for choice, _ in made], used)
+        response = web.Response(body=body, content_type=_JSON)
         await response.prepare(self.request)
         await response.write_eof()
         for stream in streams:
             stream.written(self.truth)
         return response
 
-    def _choice(self, index: int, tokens: list[NewToken], told: Any) -> dict[str, Any]:
-        """One finished choice; `told` are the prompt's log probabilities."""
-        asked, prompt = self.asked, self.prompts[index]
-        ids = [token.token for token in tokens]
-        text = self.tokenizer.detokenizer(prompt).push(ids, last=True)
-        entries = [token.logprobs for token in tokens if token.logprobs]
-        first = None
-        if asked.echo:
-            text = self.tokenizer.detokenizer([]).push(prompt, last=True) + text
-            entries, first = [*(told or []), *entries], prompt[0]
-        choice = {
-            "index": index,
-            "text": text,
-            "logprobs": None,
-            "finish_reason": tokens[-1].finish_reason if tokens else "length",
-        }
-        if asked.logprobs is not None:
-            choice["logprobs"] = LogprobsWriter(self.tokenizer, asked.tokens_as_ids).piece(entries, first)
-        if asked.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(told or [], self.tokenizer)
-        if asked.return_token_ids:
-            choice |= {"token_ids": ids, "prompt_token_ids": prompt}
-        return choice
-
     async def streamed(self, streams: list[TokenStream]) -> web.StreamResponse:
         """Server-sent events: one for each step and prompt, then usage when asked, then [DONE]."""
         response = web.StreamResponse(headers=_SSE_HEADERS)
         await response.prepare(self.request)
-        tasks = [asyncio.ensure_future(self._stream_choice(response, i, stream)) for i, stream in enumerate(streams)]
         try:
-            total = sum(await asyncio.gather(*tasks))
+            counts = await _all([self._stream_choice(response, index, stream) for index, stream in enumerate(streams)])
             if self.asked.include_usage:
-                used = (sum(len(prompt) for prompt in self.prompts), total)
+                used = (sum(len(prompt) for prompt in self.prompts), sum(counts))
                 await response.write(self.shape.usage_event(used))
         except GenerationError as error:
             await response.write(self.shape.error_event(str(error)))
-        finally:
-            for task in tasks:
-                task.cancel()
         await response.write(DONE)
         await response.write_eof()
         return response
 
     async def _stream_choice(self, response: web.StreamResponse, index: int, stream: TokenStream) -> int:
         """Write one prompt's tokens as they come; the number of tokens written."""
-        detokenizer = self.tokenizer.detokenizer(self.prompts[index])
-        writer = LogprobsWriter(self.tokenizer, self.asked.tokens_as_ids)
+        writer = self.shape.logprobs_writer(self.tokenizer)
+        events = [self.shape.opening(index, stream.num_prompt_tokens)]
         count = 0
-        async for tokens in stream:
-            events = []
-            for token in tokens:  # more than one only when this loop is behind the engine
+        async for pieces in self._pieces(index, stream):
+            for piece in pieces:  # more than one only when this loop is behind the engine
                 count += 1
-                text = detokenizer.push([token.token], last=token.finish_reason is not None)
-                used = (stream.num_prompt_tokens, count)
+                token = piece.token
                 logprobs = writer.piece([token.logprobs]) if token.logprobs else None
-                events.append(self.shape.event(index, text, token.token, token.finish_reason, used, logprobs))
+                used = (stream.num_prompt_tokens, count)
+                events.append(self.shape.event(index, piece.text, token.token, piece.end, used, logprobs))
             await response.write(b"".join(events))
+            events.clear()
             stream.written(self.truth)
         return count
+
+    async def _gather(self, index: int, stream: TokenStream) -> tuple[dict[str, Any], int]:
+        """One finished choice, and its number of tokens."""
+        asked, prompt = self.asked, self.prompts[index]
+        pieces = [piece async for some in self._pieces(index, stream) for piece in some]
+        told = pieces[0].token.prompt_logprobs or []
+        end = pieces[-1].end
+        if asked.max_tokens == 0:
+            pieces, end = [], End("length")  # only the prompt was wanted, but the engine always makes one
+        text = "".join(piece.text for piece in pieces)
+        entries = [piece.token.logprobs for piece in pieces if piece.token.logprobs]
+        first = None
+        if asked.echo:
+            text = self.tokenizer.detokenizer([]).push(prompt, last=True) + text
+            entries, first = [*told, *entries], prompt[0]
+        has_logprobs = asked.sampling.logprobs is not None
+        logprobs = self.shape.logprobs_writer(self.tokenizer).piece(entries, first) if has_logprobs else None
+        choice = self.shape.choice(index, text, end, logprobs)
+        if asked.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(told, self.tokenizer)
+        if asked.return_token_ids:
+            choice |= {"token_ids": [piece.token.token for piece in pieces], "prompt_token_ids": prompt}
+        return choice, len(pieces)
+
+    async def _pieces(self, index: int, stream: TokenStream) -> AsyncIterator[list[Piece]]:
+        """A choice's tokens with their texts, up to its end. A stop string ends it here; the engine is told."""
+        asked = self.asked
+        text = OutputText(
+            self.tokenizer.detokenizer(self.prompts[index]), asked.stops, asked.include_stop, asked.sampling.min_tokens
+        )
+        async for tokens in stream:
+            pieces = []
+            for token in tokens:
+                end = RUNNING if token.finish_reason is None else self._end(token)
+                hidden = end.reason == "stop" and not asked.include_stop
+                delta = text.push(token.token, last=end.reason is not None, hidden=hidden)
+                if text.stopped_by is not None:
+                    pieces.append(Piece(token, delta, End("stop", text.stopped_by)))
+                    self.service.finish(stream, "stop")
+                    yield pieces
+                    return
+                pieces.append(Piece(token, delta, end))
+            yield pieces
+
+    def _end(self, token: NewToken) -> End:
+        named = token.finish_reason == "stop" and token.token in self.asked.sampling.stop_ids
+        return End(token.finish_reason, token.token if named else None)
+
+
+async def _all(coroutines: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """Their results; when one fails, the others end too."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

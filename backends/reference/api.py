@@ -1,4 +1,4 @@
-"""The OpenAI completions protocol: requests checked, errors shaped. Knows no engine."""
+"""The OpenAI completions and chat protocols: requests checked, errors shaped. Knows no engine."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from typing import Any
 
 import orjson
 
-DEFAULT_MAX_TOKENS = 16
+from backends.reference.fields import ApiError, Fields
+from backends.reference.messages import Sampling
+
 MAX_LOGPROBS = 20
+MAX_STOPS = 16
 # Fields that change the answer in a way this server does not do: refused unless they ask for what is done anyway.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "best_of": (None, 1),
     "suffix": (None, ""),
-    "stop": (None, [], ""),
-    "stop_token_ids": (None, []),
-    "min_tokens": (None, 0),
-    "top_p": (None, 1, 1.0),
-    "top_k": (None, 0, -1),
-    "min_p": (None, 0, 0.0),
     "presence_penalty": (None, 0, 0.0),
     "frequency_penalty": (None, 0, 0.0),
     "repetition_penalty": (None, 1, 1.0),
     "logit_bias": (None, {}),
     "bad_words": (None, []),
     "tools": (None, []),
+    "functions": (None, []),
     "response_format": (None, {"type": "text"}),
     "guided_json": (None,),
     "structured_outputs": (None,),
@@ -34,50 +32,75 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class ApiError(Exception):
-    """An answer other than 200, in OpenAI's shape."""
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The messages of a chat, plain text in each, and how the model's template is to be applied."""
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param = status, message, param
-
-    def body(self) -> bytes:
-        """The error object as JSON."""
-        kind = {400: "BadRequestError", 404: "NotFoundError"}.get(self.status, "InternalServerError")
-        return orjson.dumps(
-            {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.status}}
-        )
+    messages: list[dict[str, str]]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_values: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """A checked body of /v1/completions. `prompts` are texts or lists of token ids; `max_tokens` None when not given.
+class GenerationRequest:
+    """A checked body. `prompts` are texts, token ids or conversations, one choice each; `max_tokens` None when not given.
 
-    `logprobs` and `prompt_logprobs` are numbers of likeliest tokens to tell of, None for no log probabilities at all.
+    `sampling.stop_ids` are those of the body; the model's own are the server's to add unless `ignore_eos`.
     """
 
-    prompts: list[str | list[int]]
+    prompts: list[str | list[int] | Conversation]
     max_tokens: int | None
-    temperature: float
-    seed: int | None
+    sampling: Sampling
+    has_seed: bool
     ignore_eos: bool
+    stops: tuple[str, ...]
+    include_stop: bool
     stream: bool
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
-    echo: bool
-    logprobs: int | None
-    prompt_logprobs: int | None
     tokens_as_ids: bool
-
-    @property
-    def asked_of_prompt(self) -> int | None:
-        """How many likeliest tokens the engine must tell of each prompt token."""
-        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
+    echo: bool = False
+    prompt_logprobs: int | None = None
 
 
-def parse_completion(raw: bytes, model: str, vocab_size: int) -> CompletionRequest:
-    """Check a body; ApiError 400 names the field that is wrong, 404 an unknown model."""
+def parse_completion(raw: bytes, model: str, vocab_size: int) -> GenerationRequest:
+    """A body of /v1/completions; ApiError 400 names the field that is wrong, 404 an unknown model."""
+    fields = _body(raw, model)
+    echo, logprobs = fields.flag("echo"), fields.whole_or_none("logprobs", 0, MAX_LOGPROBS)
+    told = fields.whole_or_none("prompt_logprobs", 0, MAX_LOGPROBS)
+    for name, asked in (("echo", echo), ("prompt_logprobs", told is not None)):
+        if asked and fields.flag("stream"):
+            raise ApiError(400, f"{name} needs stream = false: the prompt is told of in one piece.", name)
+    return _request(
+        fields,
+        prompts=_prompts(fields.get("prompt"), vocab_size),
+        max_tokens=fields.whole_or_none("max_tokens", 0 if echo else 1),
+        vocab_size=vocab_size,
+        logprobs=logprobs,
+        prompt_logprobs=told,
+        echo=echo,
+    )
+
+
+def parse_chat(raw: bytes, model: str, vocab_size: int) -> GenerationRequest:
+    """A body of /v1/chat/completions; errors as in parse_completion."""
+    fields = _body(raw, model)
+    top = fields.whole_or_none("top_logprobs", 0, MAX_LOGPROBS)
+    if top is not None and not fields.flag("logprobs"):
+        raise ApiError(400, "top_logprobs needs logprobs = true.", "top_logprobs")
+    newer = fields.whole_or_none("max_completion_tokens", 1)
+    return _request(
+        fields,
+        prompts=[_conversation(fields)],
+        max_tokens=fields.whole_or_none("max_tokens", 1) if newer is None else newer,
+        vocab_size=vocab_size,
+        logprobs=(top or 0) if fields.flag("logprobs") else None,
+    )
+
+
+def _body(raw: bytes, model: str) -> Fields:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -89,73 +112,57 @@ def parse_completion(raw: bytes, model: str, vocab_size: int) -> CompletionReque
     for name, harmless in _UNSUPPORTED.items():
         if name in body and body[name] not in harmless:
             raise ApiError(400, f"{name} = {body[name]!r} is not supported by this server; leave it out.", name)
-    stream = _flag(body, "stream")
-    options = body.get("stream_options")
-    if options is not None and not isinstance(options, dict):
-        raise ApiError(400, "stream_options must be an object.", "stream_options")
-    if options and not stream:
+    return Fields(body)
+
+
+def _request(
+    fields: Fields,
+    prompts: list[str | list[int] | Conversation],
+    max_tokens: int | None,
+    vocab_size: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    echo: bool = False,
+) -> GenerationRequest:
+    """What both protocols share."""
+    stream, options = fields.flag("stream"), fields.object("stream_options")
+    if options.has_any and not stream:
         raise ApiError(400, "stream_options needs stream = true.", "stream_options")
-    echo, prompt_logprobs = _flag(body, "echo"), _count(body, "prompt_logprobs")
-    for name, asked in (("echo", echo), ("prompt_logprobs", prompt_logprobs is not None)):
-        if asked and stream:
-            raise ApiError(400, f"{name} needs stream = false: the prompt is told of in one piece.", name)
-    return CompletionRequest(
-        prompts=_prompts(body.get("prompt"), vocab_size),
-        max_tokens=_max_tokens(body.get("max_tokens"), least=0 if echo else 1),
-        temperature=_temperature(body.get("temperature")),
-        seed=_seed(body.get("seed")),
-        ignore_eos=_flag(body, "ignore_eos"),
+    seed = fields.whole_or_none("seed")
+    min_tokens = fields.whole("min_tokens", 0, 0)
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise ApiError(400, f"min_tokens = {min_tokens} is more than max_tokens = {max_tokens}.", "min_tokens")
+    sampling = Sampling(
+        temperature=fields.number("temperature", 1.0, 0, 100),
+        seed=seed or 0,
+        stop_ids=frozenset(_stop_ids(fields.get("stop_token_ids"), vocab_size)),
+        logprobs=logprobs,
+        # An echoed prompt is told of like the output.
+        prompt_logprobs=logprobs if echo and prompt_logprobs is None else prompt_logprobs,
+        top_p=fields.number("top_p", 1.0, 0, 1, above=True),
+        top_k=max(fields.whole("top_k", 0, -1), 0),
+        min_p=fields.number("min_p", 0.0, 0, 1),
+        min_tokens=min_tokens,
+    )
+    return GenerationRequest(
+        prompts=prompts,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        has_seed=seed is not None,
+        ignore_eos=fields.flag("ignore_eos"),
+        stops=_stops(fields.get("stop")),
+        include_stop=fields.flag("include_stop_str_in_output"),
         stream=stream,
-        include_usage=_flag(options or {}, "include_usage"),
-        continuous_usage=_flag(options or {}, "continuous_usage_stats"),
-        return_token_ids=_flag(body, "return_token_ids"),
+        include_usage=options.flag("include_usage"),
+        continuous_usage=options.flag("continuous_usage_stats"),
+        return_token_ids=fields.flag("return_token_ids"),
+        tokens_as_ids=fields.flag("return_tokens_as_token_ids"),
         echo=echo,
-        logprobs=_count(body, "logprobs"),
         prompt_logprobs=prompt_logprobs,
-        tokens_as_ids=_flag(body, "return_tokens_as_token_ids"),
     )
 
 
-def _flag(body: dict[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise ApiError(400, f"{name} must be true or false, not {value!r}.", name)
-    return bool(value)
-
-
-def _max_tokens(value: Any, least: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ApiError(400, f"max_tokens must be a whole number of at least {least}, not {value!r}.", "max_tokens")
-    return value
-
-
-def _count(body: dict[str, Any], name: str) -> int | None:
-    """A number of log probabilities; false is the same as nothing."""
-    value = body.get(name)
-    if value is None or value is False:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_LOGPROBS:
-        raise ApiError(400, f"{name} must be a whole number from 0 to {MAX_LOGPROBS}, not {value!r}.", name)
-    return value
-
-
-def _temperature(value: Any) -> float:
-    if value is None:
-        return 1.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
-        raise ApiError(400, f"temperature must be a number from 0 to 100, not {value!r}.", "temperature")
-    return float(value)
-
-
-def _seed(value: Any) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise ApiError(400, f"seed must be a whole number, not {value!r}.", "seed")
-    return value
-
-
-def _prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
+def _prompts(value: Any, vocab_size: int) -> list[str | list[int] | Conversation]:
     """A text, a list of ids, or a list of either, as a list of prompts."""
     if isinstance(value, str):
         return [value]
@@ -177,3 +184,48 @@ def _token_ids(value: list[Any], vocab_size: int) -> list[int]:
         wrong = next(token for token in value if not 0 <= token < vocab_size)
         raise ApiError(400, f"Token id {wrong} is outside the vocabulary of {vocab_size} tokens.", "prompt")
     return value
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops) or len(stops) > MAX_STOPS:
+        raise ApiError(400, f"stop must be a text or a list of {MAX_STOPS} texts at most, not {value!r}.", "stop")
+    return tuple(stop for stop in stops if stop)
+
+
+def _stop_ids(value: Any, vocab_size: int) -> list[int]:
+    ids = value or []
+    if not isinstance(ids, list) or not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+        raise ApiError(
+            400, f"stop_token_ids must be a list of token ids below {vocab_size}, not {value!r}.", "stop_token_ids"
+        )
+    return ids
+
+
+def _conversation(fields: Fields) -> Conversation:
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(400, "messages must be a list of at least one message.", "messages")
+    generation = fields.get("add_generation_prompt")
+    return Conversation(
+        messages=[_message(number, message) for number, message in enumerate(messages)],
+        add_generation_prompt=True if generation is None else fields.flag("add_generation_prompt"),
+        continue_final_message=fields.flag("continue_final_message"),
+        template_values=fields.object("chat_template_kwargs").plain,
+    )
+
+
+def _message(number: int, message: Any) -> dict[str, str]:
+    """Role and text; a list of text parts is joined."""
+    where = f"messages[{number}]"
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ApiError(400, f"{where} must be an object with a role.", "messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        for part in content:
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise ApiError(400, f"{where}.content has a part that is not text; this model reads text.", "messages")
+        content = "\n".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise ApiError(400, f"{where}.content must be a text or a list of text parts.", "messages")
+    return {"role": message["role"], "content": content}

@@ -18,6 +18,15 @@ class Sampling:
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is all
+    min_p: float = 0.0
+    min_tokens: int = 0  # stop ids cannot come before
+
+    @property
+    def truncates(self) -> bool:
+        """True when only the likelier tokens may be drawn."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 GREEDY = Sampling()

@@ -1,10 +1,9 @@
-"""From logits to tokens: greedy, or by temperature with a draw that depends on the request alone."""
+"""From logits to tokens: greedy, or by temperature and truncation with a draw that depends on the request alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from backends.reference.request import Request
@@ -24,24 +23,70 @@ def uniform(seed: int, position: int) -> float:
 
 def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
     """One token for each row of logits [len(requests), vocabulary]."""
+    logits = _without_early_stops(logits, requests)
     tokens = logits.max(dim=-1).indices  # on the CPU several times quicker than argmax
     hot = [row for row, request in enumerate(requests) if request.sampling.temperature >= MIN_TEMPERATURE]
-    if hot:
-        chosen = [requests[row] for row in hot]
-        tokens[hot] = _draw(
-            logits[hot],
-            [request.sampling.temperature for request in chosen],
-            [uniform(request.sampling.seed, request.num_output_tokens) for request in chosen],
-        )
+    # Which way a row takes depends on its own request alone, so that its draws never depend on the batch.
+    for truncated in (False, True):
+        rows = [row for row in hot if requests[row].sampling.truncates is truncated]
+        if rows:
+            tokens[rows] = (_draw_likely if truncated else _draw)(logits[rows], [requests[row] for row in rows])
     result: list[int] = tokens.tolist()
     return result
 
 
-def _draw(logits: torch.Tensor, temperatures: list[float], draws: list[float]) -> torch.Tensor:
+def _without_early_stops(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+    """The same logits, or a copy in which requests short of their min_tokens cannot stop."""
+    early = [
+        (row, list(request.sampling.stop_ids))
+        for row, request in enumerate(requests)
+        if request.num_output_tokens < request.sampling.min_tokens and request.sampling.stop_ids
+    ]
+    if early:
+        logits = logits.clone()
+        for row, stop_ids in early:
+            logits[row, stop_ids] = -torch.inf
+    return logits
+
+
+def _weights(logits: torch.Tensor, requests: list[Request]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities after temperature, and a draw from [0, 1) for each row, [rows, 1]."""
+    scale = _column([request.sampling.temperature for request in requests], logits, torch.float32)
+    draws = [uniform(request.sampling.seed, request.num_output_tokens) for request in requests]
+    return torch.softmax(logits.float() / scale, dim=-1), _column(draws, logits, torch.float64)
+
+
+def _draw(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     """Inverse of the cumulative distribution at the given draws, row by row."""
-    scale = torch.from_numpy(np.array(temperatures, dtype=np.float32)).to(logits.device)
-    weights = torch.softmax(logits.float() / scale[:, None], dim=-1)
+    weights, draws = _weights(logits, requests)
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    target = torch.from_numpy(np.array(draws)).to(logits.device)[:, None] * cumulative[:, -1:]
     # The first token whose cumulative weight exceeds the target: never one of weight 0.
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp(max=logits.shape[1] - 1)
+    found = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)
+    return found.squeeze(1).clamp(max=logits.shape[1] - 1)
+
+
+def _draw_likely(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    """The same among the likelier tokens: min-p and top-k first, then top-p of what they leave (vLLM's order).
+
+    With tokens sorted by weight each of the three keeps a beginning, and never an empty one:
+
+        sorted   | kept by top-p |   kept by min-p and top-k   | never drawn |
+    """
+    weights, draws = _weights(logits, requests)
+    weights, order = weights.sort(dim=-1, descending=True, stable=True)
+    asked = [request.sampling for request in requests]
+    top_k = _column([sampling.top_k or logits.shape[1] for sampling in asked], logits, torch.int64)
+    min_p = _column([sampling.min_p for sampling in asked], logits, torch.float32)
+    top_p = _column([sampling.top_p for sampling in asked], logits, torch.float64)
+    ranks = torch.arange(logits.shape[1], device=logits.device)
+    kept = (ranks < top_k) & (weights >= min_p * weights[:, :1])
+    cumulative = (weights * kept).cumsum(dim=-1, dtype=torch.float64)
+    kept &= cumulative - weights < top_p * cumulative[:, -1:]
+    last = kept.sum(dim=-1, keepdim=True) - 1
+    target = draws * cumulative.gather(1, last)
+    found = torch.minimum(torch.searchsorted(cumulative, target, right=True), last)
+    return order.gather(1, found).squeeze(1)
+
+
+def _column(values: list[float] | list[int], like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=like.device)[:, None]

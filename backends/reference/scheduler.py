@@ -112,7 +112,7 @@ class Scheduler:
             if samples:
                 token = next(tokens)
                 request.tokens.append(token)
-                if token in request.sampling.stop_ids:
+                if token in request.sampling.stop_ids and request.num_output_tokens > request.sampling.min_tokens:
                     request.finish_reason = "stop"
                 elif request.num_output_tokens == request.max_tokens:
                     request.finish_reason = "length"

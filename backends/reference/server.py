@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI completions, models, health, metrics, settings."""
+"""The HTTP server: OpenAI completions and chat, models, health, metrics, settings."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
 from aiohttp import web
 
 from backends.reference.answers import Answer
-from backends.reference.api import DEFAULT_MAX_TOKENS, ApiError, CompletionRequest, parse_completion
+from backends.reference.api import Conversation, GenerationRequest, parse_chat, parse_completion
+from backends.reference.chat import ChatTemplate
 from backends.reference.config import ModelConfig
-from backends.reference.messages import Sampling
+from backends.reference.fields import ApiError
 from backends.reference.metrics import exposition
 from backends.reference.scheduler import RefusedError
-from backends.reference.service import Service
-from backends.reference.shapes import CompletionShape
+from backends.reference.service import Service, TokenStream
+from backends.reference.shapes import ChatShape, CompletionShape
 from backends.reference.tokenizer import Tokenizer
 from results.errors import UsageError
 from results.schema import REQUEST_ID_HEADER
@@ -28,16 +30,24 @@ log = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _JSON = "application/json"
+DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's protocol
 
 
 class Server:
     """Handlers over one service. `settings` is what /v1/dyno/settings answers."""
 
     def __init__(
-        self, service: Service, tokenizer: Tokenizer, config: ModelConfig, name: str, settings: dict[str, Any]
+        self,
+        service: Service,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        config: ModelConfig,
+        name: str,
+        settings: dict[str, Any],
     ) -> None:
         self.service = service
         self.tokenizer = tokenizer
+        self.template = template
         self.config = config
         self.name = name
         self.settings = settings
@@ -47,6 +57,7 @@ class Server:
         """The routes."""
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
         app.router.add_post("/v1/completions", self.completions)
+        app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.metrics)
@@ -87,50 +98,56 @@ class Server:
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Run the prompts of one request; streamed or whole."""
+        """Continue the prompts of one request; streamed or whole."""
         asked = parse_completion(await request.read(), self.name, self.config.vocab_size)
-        prompts = await self._encode(asked)
-        limits = [self._checked_max_tokens(len(prompt), asked) for prompt in prompts]
+        return await self._answer(request, asked, CompletionShape, DEFAULT_MAX_TOKENS)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """The next message of a conversation; streamed or whole. Without max_tokens it may fill the model's length."""
+        asked = parse_chat(await request.read(), self.name, self.config.vocab_size)
+        return await self._answer(request, asked, ChatShape, self.settings["max_model_len"])
+
+    async def _answer(
+        self, request: web.Request, asked: GenerationRequest, shape: type[CompletionShape], default_max_tokens: int
+    ) -> web.StreamResponse:
+        prompts = [await self._encode(prompt) for prompt in asked.prompts]
+        limits = [self._checked_max_tokens(len(prompt), asked.max_tokens, default_max_tokens) for prompt in prompts]
         request_id = request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
-        sampling = Sampling(
-            temperature=asked.temperature,
-            seed=asked.seed or 0,
-            stop_ids=frozenset() if asked.ignore_eos else frozenset(self.config.eos_token_ids),
-            logprobs=asked.logprobs,
-            prompt_logprobs=asked.asked_of_prompt,
-        )
-        streams = []
+        sampling = asked.sampling
+        if not asked.ignore_eos:
+            sampling = replace(sampling, stop_ids=sampling.stop_ids | frozenset(self.config.eos_token_ids))
+        streams: list[TokenStream] = []
         try:
             for number, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True)):
                 own_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
-                streams.append(self.service.submit(own_id, prompt, max_tokens, sampling, own_seed=asked.seed is None))
-            shape = CompletionShape(f"cmpl-{request_id}", self.name, asked)
-            answer = Answer(request, asked, shape, prompts, self.tokenizer, self.service.truth)
+                streams.append(self.service.submit(own_id, prompt, max_tokens, sampling, own_seed=not asked.has_seed))
+            made = shape(request_id, self.name, asked)
+            answer = Answer(request, asked, made, prompts, self.tokenizer, self.service)
             return await (answer.streamed(streams) if asked.stream else answer.whole(streams))
         finally:
             for stream in streams:
                 self.service.release(stream)
 
-    async def _encode(self, asked: CompletionRequest) -> list[list[int]]:
-        """Prompts as ids; texts are encoded off the loop, which must stay quick."""
-        prompts = []
-        for prompt in asked.prompts:
+    async def _encode(self, prompt: str | list[int] | Conversation) -> list[int]:
+        """A prompt as ids; text is rendered and encoded off the loop, which must stay quick."""
+        if isinstance(prompt, list):
+            return prompt
+        try:
             if isinstance(prompt, str):
-                try:
-                    prompt = await asyncio.to_thread(self.tokenizer.encode, prompt)
-                except UsageError as error:
-                    raise ApiError(400, str(error), "prompt") from error
-            prompts.append(prompt)
-        return prompts
+                return await asyncio.to_thread(self.tokenizer.encode, prompt)
+            text = await asyncio.to_thread(self.template.render, prompt)
+            return await asyncio.to_thread(self.tokenizer.encode, text, special=False)
+        except UsageError as error:
+            raise ApiError(400, str(error), "prompt" if isinstance(prompt, str) else "messages") from error
 
-    def _checked_max_tokens(self, num_prompt_tokens: int, asked: CompletionRequest) -> int:
+    def _checked_max_tokens(self, num_prompt_tokens: int, asked: int | None, default: int) -> int:
         """What was asked, or the default as far as there is room; ApiError 400 with the arithmetic."""
         room = max(self.settings["max_model_len"] - num_prompt_tokens, 1)
-        max_tokens = min(DEFAULT_MAX_TOKENS, room) if asked.max_tokens is None else max(asked.max_tokens, 1)
+        max_tokens = min(default, room) if asked is None else max(asked, 1)
         try:
             self.service.engine.scheduler.check_admission(num_prompt_tokens, max_tokens)
         except RefusedError as error:
-            raise ApiError(400, str(error), "max_tokens" if asked.max_tokens else "prompt") from error
+            raise ApiError(400, str(error), "max_tokens" if asked else "prompt") from error
         return max_tokens
 
 

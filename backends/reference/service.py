@@ -106,11 +106,15 @@ class Service:
         self._thread.send(Submit(key, request_id, prompt, max_tokens, sampling))
         return stream
 
-    def release(self, stream: TokenStream) -> None:
-        """Forget a stream; what still runs for it is aborted."""
+    def finish(self, stream: TokenStream, reason: str) -> None:
+        """End a stream for `reason`; what still runs for it is aborted."""
         if self._streams.pop(stream.key, None) is not None:
             self._thread.send(Abort(stream.key))
-            self.finished["abort"] += 1
+            self.finished[reason] += 1
+
+    def release(self, stream: TokenStream) -> None:
+        """Forget a stream, which is an abort when it has not ended."""
+        self.finish(stream, "abort")
         stream.close(self.truth)
 
     def stop(self, timeout_s: float) -> bool:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import orjson
 
-from backends.reference.api import ApiError, CompletionRequest
-from backends.reference.messages import TokenLogprobs
+from backends.reference.api import GenerationRequest
+from backends.reference.fields import ApiError
+from backends.reference.logprob_shapes import ChatLogprobs, CompletionLogprobs, LogprobsWriter
 from backends.reference.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
-# JSON has no infinity; what can never be said is told as vLLM tells it.
-LOWEST_LOGPROB = -9999.0
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
@@ -26,96 +25,48 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     }
 
 
-class LogprobsWriter:
-    """Log probabilities of one choice in the OpenAI completions form, piece after piece.
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why a choice ended; `stopped_by` is the stop string or token id behind "stop", where the request named one."""
 
-    Texts of tokens are keys of `top_logprobs`, so two tokens that read alike (parts of one character) share a place;
-    with `return_tokens_as_token_ids` the key is "token_id:N" and nothing is lost.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, as_ids: bool) -> None:
-        self._tokenizer = tokenizer
-        self._as_ids = as_ids
-        self._offset = 0
-
-    def text(self, token: int) -> str:
-        """How a token is named."""
-        return f"token_id:{token}" if self._as_ids else self._tokenizer.token_text(token)
-
-    def piece(self, entries: Sequence[TokenLogprobs], first: int | None = None) -> dict[str, list[Any]]:
-        """The object for the next tokens; `first` is a prompt's first token, of which nothing is known."""
-        tokens = [] if first is None else [self.text(first)]
-        unknown: list[Any] = [None] * len(tokens)
-        tokens += [self.text(entry.token) for entry in entries]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offset)
-            self._offset += len(token)
-        return {
-            "text_offset": offsets,
-            "token_logprobs": unknown + [_finite(entry.logprob) for entry in entries],
-            "tokens": tokens,
-            "top_logprobs": unknown + [self._top(entry) for entry in entries],
-        }
-
-    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens, and the token itself where it is not among them."""
-        top = {self.text(token): _finite(logprob) for token, logprob in reversed(entry.top)}
-        top = dict(reversed(top.items()))  # of two alike the likelier one was kept
-        top.setdefault(self.text(entry.token), _finite(entry.logprob))
-        return top
+    reason: str | None = None
+    stopped_by: str | int | None = None
 
 
-def prompt_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
-    """vLLM's form: for each prompt token the candidates by id, None for the first."""
-    told: list[dict[str, Any] | None] = [None]
-    for entry in entries:
-        ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(entry.top, start=1)]
-        if entry.token not in dict(entry.top):
-            ranked.append((entry.token, entry.logprob, entry.rank))
-        told.append(
-            {
-                str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": tokenizer.token_text(token)}
-                for token, logprob, rank in ranked
-            }
-        )
-    return told
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, LOWEST_LOGPROB)
+RUNNING = End()
 
 
 class CompletionShape:
     """Makes the JSON of one answer; what is the same in all its events is encoded once."""
 
-    def __init__(self, answer_id: str, model: str, request: CompletionRequest) -> None:
+    prefix: ClassVar[str] = "cmpl"
+    whole_object: ClassVar[str] = "text_completion"
+    event_object: ClassVar[str] = "text_completion"
+
+    def __init__(self, request_id: str, model: str, request: GenerationRequest) -> None:
         self._request = request
-        self._head: dict[str, Any] = {
-            "id": answer_id,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
+        head = {"id": f"{self.prefix}-{request_id}", "created": int(time.time()), "model": model}
+        self._head: dict[str, Any] = {**head, "object": self.whole_object}
+        self._prefix = b"data: " + orjson.dumps({**head, "object": self.event_object})[:-1] + b',"choices":['
+
+    def logprobs_writer(self, tokenizer: Tokenizer) -> LogprobsWriter:
+        """For one choice."""
+        return CompletionLogprobs(tokenizer, self._request.tokens_as_ids)
+
+    def opening(self, index: int, num_prompt_tokens: int) -> bytes:
+        """What precedes the first token of a choice: nothing."""
+        return b""
 
     def event(
-        self,
-        index: int,
-        text: str,
-        token_id: int,
-        finish_reason: str | None,
-        used: tuple[int, int],
-        logprobs: dict[str, list[Any]] | None = None,
+        self, index: int, text: str, token_id: int, end: End, used: tuple[int, int], logprobs: dict[str, Any] | None
     ) -> bytes:
         """One SSE event with the new token of choice `index`; `used` is (prompt, completion) tokens so far."""
-        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        choice = {"index": index, **self._delta(text), "logprobs": logprobs, "finish_reason": end.reason}
+        if end.stopped_by is not None:
+            choice["stop_reason"] = end.stopped_by
         if self._request.return_token_ids:
             choice["token_ids"] = [token_id]
-        tail = b"]}\n\n"
-        if self._request.continuous_usage:
-            tail = b'],"usage":' + orjson.dumps(usage(*used)) + b"}\n\n"
-        return self._prefix + orjson.dumps(choice) + tail
+        return self._event(choice, used)
 
     def usage_event(self, used: tuple[int, int]) -> bytes:
         """The last event when usage was asked for: no choices."""
@@ -125,6 +76,48 @@ class CompletionShape:
         """An error inside a stream that has begun."""
         return b"data: " + ApiError(500, message).body() + b"\n\n"
 
+    def choice(self, index: int, text: str, end: End, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        """One finished choice of a request that does not stream."""
+        choice = {"index": index, **self._message(text), "logprobs": logprobs, "finish_reason": end.reason}
+        return choice | {"stop_reason": end.stopped_by}
+
     def whole(self, choices: list[dict[str, Any]], used: tuple[int, int]) -> bytes:
         """The answer of a request that does not stream."""
         return orjson.dumps({**self._head, "choices": choices, "usage": usage(*used)})
+
+    def _event(self, choice: dict[str, Any], used: tuple[int, int]) -> bytes:
+        tail = b"]}\n\n"
+        if self._request.continuous_usage:
+            tail = b'],"usage":' + orjson.dumps(usage(*used)) + b"}\n\n"
+        return self._prefix + orjson.dumps(choice) + tail
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _message(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+
+class ChatShape(CompletionShape):
+    """The same for chat: a role comes before the first token."""
+
+    prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    event_object = "chat.completion.chunk"
+
+    def logprobs_writer(self, tokenizer: Tokenizer) -> LogprobsWriter:
+        """For one choice."""
+        return ChatLogprobs(tokenizer, self._request.tokens_as_ids)
+
+    def opening(self, index: int, num_prompt_tokens: int) -> bytes:
+        """The event with the role and no token."""
+        delta = {"role": "assistant", "content": ""}
+        return self._event(
+            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}, (num_prompt_tokens, 0)
+        )
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def _message(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}

@@ -24,8 +24,10 @@ class Detokenizer(Protocol):
 class Tokenizer(Protocol):
     """A model's tokenizer, or its stand-in."""
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt; UsageError when there is no tokenizer."""
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of a prompt, with the special tokens the tokenizer adds by itself, if `special` (a chat template
+        writes its own). UsageError when there is no tokenizer.
+        """
         ...
 
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
@@ -56,7 +58,7 @@ class NoTokenizer:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, special: bool = True) -> list[int]:
         """Refuse."""
         raise UsageError(f"The model folder {self._folder} has no tokenizer.json; send the prompt as token ids.")
 
@@ -80,9 +82,9 @@ class FileTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def encode(self, text: str) -> list[int]:
-        """Ids, with the special tokens the tokenizer itself adds (a begin-of-text, where the model has one)."""
-        ids: list[int] = self._tokenizer.encode(text).ids
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """See Tokenizer."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

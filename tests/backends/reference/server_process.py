@@ -71,14 +71,19 @@ class ServerProcess:
 
     def complete(self, status: int = 200, **body: object) -> dict[str, Any]:
         """POST /v1/completions; the JSON answer."""
-        with self.ask("/v1/completions", json.dumps({"temperature": 0} | body).encode()) as answer:
+        return self.post("/v1/completions", status, **body)
+
+    def post(self, path: str, status: int = 200, **body: object) -> dict[str, Any]:
+        """POST a JSON body; the JSON answer."""
+        with self.ask(path, json.dumps({"temperature": 0} | body).encode()) as answer:
             made: dict[str, Any] = answer.json()
             assert answer.status_code == status, made
             return made
 
     def metric(self, name: str) -> float:
-        """One metric's value."""
-        (value,) = re.findall(rf"^{re.escape(name)}\{{.*\}} (\S+)$", self.text("/metrics"), re.MULTILINE)
+        """One metric's value; `name` may end with its labels."""
+        labels = "" if name.endswith("}") else r"\{.*\}"
+        (value,) = re.findall(rf"^{re.escape(name)}{labels} (\S+)$", self.text("/metrics"), re.MULTILINE)
         return float(value)
 
 

@@ -43,6 +43,11 @@ def folder(tiny_dir: Path, greedy: list[int], tmp_path_factory: pytest.TempPathF
     assert greedy[EOS_AT] not in greedy[:EOS_AT]
     config = json.loads((copy / "config.json").read_text()) | {"max_position_embeddings": MODEL_LEN}
     (copy / "config.json").write_text(json.dumps(config))
+    template = (
+        "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
+        "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    (copy / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [greedy[EOS_AT], 500]}))
     return copy
 
@@ -67,16 +72,18 @@ def events(answer: Answer) -> Iterator[Any]:
             yield data if data == "[DONE]" else json.loads(data)
 
 
-def stream(server: ServerProcess, request_id: str = "", **body: Any) -> list[Any]:
-    with streaming(server, request_id, **body) as answer:
+def stream(server: ServerProcess, request_id: str = "", path: str = "/v1/completions", **body: Any) -> list[Any]:
+    with streaming(server, request_id, path, **body) as answer:
         return list(events(answer))
 
 
 @contextmanager
-def streaming(server: ServerProcess, request_id: str = "", **body: Any) -> Iterator[Answer]:
+def streaming(
+    server: ServerProcess, request_id: str = "", path: str = "/v1/completions", **body: Any
+) -> Iterator[Answer]:
     headers = {"X-Request-Id": request_id} if request_id else {}
     content = json.dumps({"temperature": 0, "stream": True} | body).encode()
-    with server.ask("/v1/completions", content, **headers) as answer:
+    with server.ask(path, content, **headers) as answer:
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"].startswith("text/event-stream")
         yield answer
@@ -210,6 +217,103 @@ def test_prompt_logprobs_tell_each_prompt_token_by_id(server: ServerProcess) -> 
         assert all(entry["logprob"] < 0 for entry in told.values())
 
 
+def test_stop_string_ends_a_request_streamed_or_not_and_frees_it(server: ServerProcess) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 20000, "ignore_eos": True, "return_token_ids": True}
+    whole = server.complete(**(asked | {"max_tokens": 40}))["choices"][0]
+    stop = whole["text"][9:12]
+    before = server.metric('vllm:request_success_total{model_name="tiny",engine="0",finished_reason="stop"}')
+    answer = server.complete(**asked, stop=["never there", stop])
+    (choice,) = answer["choices"]
+    assert choice["text"] == whole["text"][: whole["text"].index(stop)]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+    assert choice["token_ids"] == whole["token_ids"][: len(choice["token_ids"])]
+    assert answer["usage"]["completion_tokens"] == len(choice["token_ids"]) < 40
+    *events_, done = stream(server, **asked, stop=stop)
+    assert done == "[DONE]"
+    assert "".join(event["choices"][0]["text"] for event in events_) == choice["text"]
+    assert [event["choices"][0]["finish_reason"] for event in events_] == [None] * (len(events_) - 1) + ["stop"]
+    assert [token for event in events_ for token in event["choices"][0]["token_ids"]] == choice["token_ids"]
+    wait_until(lambda: idle(server), "what ran on is stopped")
+    after = server.metric('vllm:request_success_total{model_name="tiny",engine="0",finished_reason="stop"}')
+    assert after == before + 2
+
+
+def test_stop_token_ids_and_min_tokens(server: ServerProcess, greedy: list[int]) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40, "return_token_ids": True}
+    (choice,) = server.complete(**asked, ignore_eos=True, stop_token_ids=[greedy[5]])["choices"]
+    first = greedy.index(greedy[5])
+    assert choice["token_ids"] == greedy[: first + 1]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", greedy[5])
+    plain = server.complete(**(asked | {"max_tokens": first + 1}), ignore_eos=True)["choices"][0]
+    assert plain["text"].startswith(choice["text"])  # the stop token itself has no text
+    (long,) = server.complete(**asked, min_tokens=20)["choices"]
+    assert len(long["token_ids"]) > 20 > EOS_AT
+    assert greedy[EOS_AT] not in long["token_ids"][:20]
+
+
+CHAT = [{"role": "user", "content": "Hi there"}]
+
+
+def test_chat_prompt_is_rendered_by_the_template_and_answered_whole_and_streamed(server: ServerProcess) -> None:
+    asked: dict[str, Any] = {"messages": CHAT, "max_tokens": 8, "ignore_eos": True, "return_token_ids": True}
+    whole = server.post("/v1/chat/completions", **asked)
+    (choice,) = whole["choices"]
+    rendered = server.complete(
+        prompt="user: Hi there\nassistant:", max_tokens=8, ignore_eos=True, return_token_ids=True
+    )
+    assert choice["prompt_token_ids"] == rendered["choices"][0]["prompt_token_ids"]
+    assert choice["message"] == {"role": "assistant", "content": rendered["choices"][0]["text"]}
+    assert (whole["object"], whole["usage"]) == ("chat.completion", rendered["usage"])
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    role, *tokens, usage, done = stream(server, path="/v1/chat/completions", **asked, stream_options=options)
+    assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert role["usage"]["completion_tokens"] == 0
+    assert {event["object"] for event in (role, *tokens)} == {"chat.completion.chunk"}
+    assert "".join(event["choices"][0]["delta"]["content"] for event in tokens) == choice["message"]["content"]
+    assert [event["usage"]["completion_tokens"] for event in tokens] == list(range(1, 9))
+    assert [event["choices"][0]["finish_reason"] for event in tokens] == [None] * 7 + ["length"]
+    assert (usage["usage"], done) == (whole["usage"], "[DONE]")
+
+
+def test_official_client_chats_with_log_probabilities(server: ServerProcess) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        parts: Any = [{"role": "user", "content": [{"type": "text", "text": "Hi there"}]}]
+        made = client.chat.completions.create(
+            model="tiny",
+            messages=parts,
+            max_completion_tokens=3,
+            logprobs=True,
+            top_logprobs=2,
+            temperature=0,
+            top_p=0.5,
+        )
+        told = made.choices[0].logprobs
+        assert told is not None
+        assert told.content is not None
+        assert [len(token.top_logprobs) for token in told.content] == [2] * len(told.content)
+        assert all(token.logprob == token.top_logprobs[0].logprob for token in told.content)
+        deltas = client.chat.completions.create(model="tiny", messages=parts, max_tokens=3, temperature=0, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in deltas) == made.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "messages must be a list"),
+        ({"messages": []}, "messages must be a list"),
+        ({"messages": [{"content": "x"}]}, "messages[0] must be an object with a role"),
+        ({"messages": [*CHAT, {"role": "user"}]}, "messages[1].content must be"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "not text"),
+        ({"messages": CHAT, "top_logprobs": 2}, "top_logprobs needs logprobs = true"),
+        ({"messages": CHAT, "tools": [{}]}, "tools"),
+        ({"messages": [{"role": "bad", "content": "x"}]}, "template refused the messages: no such role"),
+        ({"messages": CHAT, "max_tokens": MODEL_LEN}, f"max_model_len is {MODEL_LEN}"),
+    ],
+)
+def test_bad_chats_are_refused_with_the_reason(server: ServerProcess, body: dict[str, Any], message: str) -> None:
+    assert message in server.post("/v1/chat/completions", status=400, **body)["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -240,8 +344,12 @@ def test_prompt_logprobs_tell_each_prompt_token_by_id(server: ServerProcess) -> 
         ({"prompt": [1], "prompt_logprobs": 1, "stream": True}, "prompt_logprobs needs stream = false"),
         ({"prompt": [1], "echo": True, "stream": True}, "echo needs stream = false"),
         ({"prompt": [1], "tools": [{}]}, "tools"),
-        ({"prompt": [1], "stop": ["x"]}, "stop"),
-        ({"prompt": [1], "top_p": 0.5}, "top_p"),
+        ({"prompt": [1], "stop": [5]}, "stop must be a text"),
+        ({"prompt": [1], "stop_token_ids": [512]}, "stop_token_ids must be a list of token ids below 512"),
+        ({"prompt": [1], "top_p": 0}, "top_p must be a number above 0 up to 1"),
+        ({"prompt": [1], "top_k": -2}, "top_k must be a whole number of at least -1"),
+        ({"prompt": [1], "min_p": 1.5}, "min_p must be a number from 0 to 1"),
+        ({"prompt": [1], "max_tokens": 3, "min_tokens": 4}, "min_tokens = 4 is more than max_tokens = 3"),
     ],
 )
 def test_bad_requests_are_refused_with_the_reason(server: ServerProcess, body: dict[str, Any], message: str) -> None:
