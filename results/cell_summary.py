@@ -93,6 +93,7 @@ def summarise(
     facts.workload = str(record.workload.get("type", "random"))
     if mode == "concurrency":
         facts.lock_index, facts.lock_phases = lock_index(requests)
+        facts.slots = int(value or 0)
     facts.found = _merged(notes, record)
     reasons = reasons_of(facts)
     summary = {

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from results.batch import lock_index
 from results.cell_summary import summarise
 from results.events import Chunks, Requests, Samples
+from results.reason_rules import lock_bar
 from results.summary import build_summary
 from results.truth import Steps, read_steps
 from tests.results.builders import CellEdit, plain_record, request_row, synthetic_run, text_chunk
@@ -193,3 +195,26 @@ def test_a_wave_decodes_as_fast_in_chunks_of_eight_tokens(apart: int) -> None:
     found = summary_of(rows, chunks, load={"mode": "batch", "batch": 16, "waves": 1})
     assert found["phases"]["decode"]["source"] == "wave"
     assert found["whole"]["decode_tokens_per_s"] == pytest.approx(1600, rel=0.001)
+
+
+def independent_slots(draw: np.random.Generator, slots: int, exact: bool) -> Requests:
+    """Twelve requests of each slot; a request takes 100 ms and 20 ms a token, whatever the others do."""
+    rows = []
+    for slot in range(slots):
+        now = 0.0
+        for k in range(12):
+            tokens = draw.integers(1, 65) if k == 0 else 64 if exact else draw.integers(52, 77)
+            rows.append(request_row(f"s{slot}k{k}", now, now + 0.1, now + 0.1 + 0.02 * tokens, int(tokens), slot=slot))
+            now += 0.1 + 0.02 * tokens
+    return Requests.of(rows)
+
+
+@pytest.mark.parametrize(
+    ("slots", "exact", "at_most"), [(2, True, 0.08), (2, False, 0.02), (3, True, 0.05), (4, True, 0.05)]
+)
+def test_slots_that_know_nothing_of_each_other_are_seldom_called_locked(
+    slots: int, exact: bool, at_most: float
+) -> None:
+    draw = np.random.default_rng(slots)
+    found = [lock_index(independent_slots(draw, slots, exact))[0] or 0.0 for _ in range(200)]
+    assert np.mean(np.array(found) > lock_bar(slots)) <= at_most
