@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from backends.reference.switches import STANDARD, Switches
 from results.errors import UsageError
 
-ARCHITECTURES = ("LlamaForCausalLM",)
+# SmolLM2 is a Llama. Qwen2.5 is a Qwen2.
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 DTYPES = ("float32", "bfloat16", "float16")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROPE_TYPES = ("default", "linear", "llama3")
@@ -18,7 +20,10 @@ ROPE_TYPES = ("default", "linear", "llama3")
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a Llama-style decoder. Sizes are counts; `rope` holds the scaling parameters as in config.json."""
+    """The shape of a Llama-style decoder. Sizes are counts; `rope` holds the scaling parameters as in config.json.
+
+    `max_position` ends where a sliding attention window would begin to hide tokens: up to there it is full attention.
+    """
 
     architecture: str
     vocab_size: int
@@ -33,8 +38,10 @@ class ModelConfig:
     rope_theta: float
     rope: dict[str, Any]
     tie_word_embeddings: bool
-    attention_bias: bool
+    qkv_bias: bool
+    out_bias: bool
     mlp_bias: bool
+    qk_norm: bool
     dtype: str
     eos_token_ids: tuple[int, ...]
 
@@ -96,11 +103,15 @@ def read_model_config(folder: Path) -> ModelConfig:
     except (KeyError, TypeError, ValueError) as error:
         reason = f"has no {error}" if isinstance(error, KeyError) else f"has a value of the wrong kind: {error}"
         raise UsageError(f"{path} {reason}; a {names[0]} needs it.") from error
+    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise UsageError(f"Activation {raw['hidden_act']!r} of {path} is not supported; supported: silu.")
     _check(config, path)
     return config
 
 
 def _from_raw(raw: dict[str, Any], eos: tuple[int, ...]) -> ModelConfig:
+    architecture = raw["architectures"][0]
+    qwen3 = architecture == "Qwen3ForCausalLM"
     heads = int(raw["num_attention_heads"])
     hidden = int(raw["hidden_size"])
     # Since transformers 5 the rope settings are one object; before, `rope_theta` and `rope_scaling` stood apart.
@@ -109,25 +120,35 @@ def _from_raw(raw: dict[str, Any], eos: tuple[int, ...]) -> ModelConfig:
     theta = rope.get("rope_theta") or raw.get("rope_theta") or 10000.0
     # A missing dtype means float32, as in transformers.
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    bias = bool(raw.get("attention_bias", False))
     return ModelConfig(
-        architecture=raw["architectures"][0],
+        architecture=architecture,
         vocab_size=int(raw["vocab_size"]),
         hidden_size=hidden,
         intermediate_size=int(raw["intermediate_size"]),
         num_layers=int(raw["num_hidden_layers"]),
         num_heads=heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-        head_dim=int(raw.get("head_dim") or hidden // heads),
-        max_position=int(raw.get("max_position_embeddings", 2048)),
+        head_dim=int(raw.get("head_dim") or (128 if qwen3 else hidden // heads)),
+        max_position=min(int(raw.get("max_position_embeddings", 2048)), _window(raw, architecture)),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope_theta=float(theta),
         rope=rope,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias=bool(raw.get("attention_bias", False)),
+        qkv_bias=bias or architecture == "Qwen2ForCausalLM",
+        out_bias=bias and architecture != "Qwen2ForCausalLM",
         mlp_bias=bool(raw.get("mlp_bias", False)),
+        qk_norm=qwen3,
         dtype=str(dtype),
         eos_token_ids=eos,
     )
+
+
+def _window(raw: dict[str, Any], architecture: str) -> int:
+    """Length of the sliding attention window, or a length no model has."""
+    used = architecture == "MistralForCausalLM" or raw.get("use_sliding_window", False)
+    window = raw.get("sliding_window", 4096) if used else None
+    return sys.maxsize if window is None else int(window)
 
 
 def _check(config: ModelConfig, path: Path) -> None:

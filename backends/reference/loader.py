@@ -22,14 +22,14 @@ class WeightSource(Protocol):
 
 
 class DummyWeights:
-    """N(0, 0.02) for matrices, ones for norms; the same values for a name and seed whatever else is drawn."""
+    """N(0, 0.02) for matrices and biases, ones for norms; the same values for a name and seed whatever else is drawn."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
         self.dtype, self.device, self.seed = dtype, device, seed
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A random tensor; vectors (norms) are ones, since their spread would change every activation's size."""
-        if len(shape) == 1:
+        """A random tensor; norms are ones, since their spread would change every activation's size."""
+        if len(shape) == 1 and not name.endswith("bias"):
             return torch.ones(shape, dtype=self.dtype, device=self.device)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode(), self.seed & 0xFFFFFFFF))
         return torch.empty(shape).normal_(0.0, DUMMY_STD, generator=generator).to(self.device, self.dtype)

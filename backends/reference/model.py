@@ -1,4 +1,4 @@
-"""A Llama-style decoder: embeddings, layers of attention and gated MLP, and the head.
+"""A Llama-style decoder: embeddings, layers of attention and gated MLP, and the head. Llama, Mistral, Qwen2, Qwen3.
 
 Works on one flat batch [tokens, ...] whatever requests the tokens belong to; only attention looks at requests.
 Query, key and value weights are fused into one product, and so are gate and up.
@@ -24,6 +24,7 @@ class Layer:
 
     attention_norm: torch.Tensor
     qkv: Linear
+    qk_norm: torch.Tensor | None  # [query heads + KV heads, head_dim]
     out: Linear
     mlp_norm: torch.Tensor
     gate_up: Linear
@@ -62,7 +63,12 @@ class Llama:
         x = functional.embedding(token_ids, self.embedding)
         for number, layer in enumerate(self.layers):
             qkv = layer.qkv(self._norm(x, layer.attention_norm)).view(len(x), -1, config.head_dim)
-            rotated = rotate(qkv[:, :heads], cos, sin)
+            query_keys = qkv[:, :heads]
+            if layer.qk_norm is not None:
+                query_keys = (
+                    functional.rms_norm(query_keys, (config.head_dim,), eps=config.rms_norm_eps) * layer.qk_norm
+                )
+            rotated = rotate(query_keys, cos, sin)
             query, keys = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
             values = qkv[:, heads:]
             kv.write(number, keys, values, index)
@@ -88,13 +94,22 @@ class Llama:
             qkv=self._fused(
                 {f"{attention}.q_proj": q, f"{attention}.k_proj": kv, f"{attention}.v_proj": kv},
                 hidden,
-                c.attention_bias,
+                c.qkv_bias,
             ),
-            out=self._fused({f"{attention}.o_proj": hidden}, q, c.attention_bias),
+            qk_norm=self._qk_norm(attention),
+            out=self._fused({f"{attention}.o_proj": hidden}, q, c.out_bias),
             mlp_norm=self._get(f"{prefix}.post_attention_layernorm.weight", hidden),
             gate_up=self._fused({f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}, hidden, c.mlp_bias),
             down=self._fused({f"{mlp}.down_proj": hidden}, inner, c.mlp_bias),
         )
+
+    def _qk_norm(self, attention: str) -> torch.Tensor | None:
+        """Weights that Qwen3 norms each query and key head with, one row a head."""
+        c = self.config
+        if not c.qk_norm:
+            return None
+        query, key = (self._get(f"{attention}.{name}_norm.weight", c.head_dim) for name in ("q", "k"))
+        return torch.cat([query.expand(c.num_heads, -1), key.expand(c.num_kv_heads, -1)])
 
     def _fused(self, rows_of: dict[str, int], columns: int, has_bias: bool) -> Linear:
         """One product for several weight matrices that share their input."""

@@ -49,10 +49,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def save_llama(folder: Path, shard_size: str = "1GB", **changes: Any) -> Any:
     """A small random Llama made and saved by transformers."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    return save_model("Llama", folder, shard_size, **changes)
 
+
+def save_model(kind: str, folder: Path, shard_size: str = "1GB", **changes: Any) -> Any:
+    """A small random model of a family, by the beginning of its classes' names."""
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**(TINY | {"eos_token_id": None} | changes))
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**(TINY | {"eos_token_id": None} | changes))).eval()
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or "bias" in name:
