@@ -75,7 +75,7 @@ def summarise(
     data = scope_data(requests, tokens, steps, cell=cell, mode=mode, width=max(1, int(value or 1)))
     gap = missing_steps(data, data.steps) if data and steps is not None else None
     if data and gap:
-        data.steps = None
+        data = replace(data, steps=None)
     whole, notes = measure(data) if data else (None, {})
     if gap:
         notes["truth_incomplete"] = gap

@@ -140,7 +140,7 @@ def prefill_rate(data: ScopeData) -> phases.Rate:
 def decode_rate(data: ScopeData) -> phases.Rate:
     """Where the decode rate comes from: locked waves (the same for every engine), else steps, else an estimate."""
     if data.mode == "batch":
-        return phases.decode_in_waves(data)
+        return data.once("waves", lambda: phases.decode_in_waves(data))
     everything = decodes_needed(data.delivered)
     rate = phases.decode_from_steps(data.steps, everything) if data.steps is not None else phases.NO_RATE
     return rate if rate.value is not None else phases.decode_at_client(data)
@@ -199,11 +199,11 @@ def _itl(data: ScopeData) -> Measured:
         else:
             evidence = f"{int((tokens > 1).sum())} of {len(tokens)} chunks carry several tokens"
         return Measured(None, "itl_not_single_token", evidence)
-    return Measured(distribution(_gaps_ms(data), _SHARED_GAPS))
+    return _interchunk(data)
 
 
 def _interchunk(data: ScopeData) -> Measured:
-    return Measured(distribution(_gaps_ms(data), _SHARED_GAPS))
+    return Measured(data.once("gaps", lambda: distribution(_gaps_ms(data), _SHARED_GAPS)))
 
 
 def _gaps_ms(data: ScopeData) -> Floats:

@@ -133,9 +133,12 @@ def decode_in_waves(data: ScopeData) -> Rate:
     margin = int(np.median(gap[within])) // 2 if within.any() else 0
     # The stream whose first token is the lower edge has nothing else in that step.
     counted = (t > low[of_wave] + np.where(opens, 0, margin)) & (t <= high[of_wave] + margin)
-    overlap = np.minimum(t, high[of_wave]) - np.maximum(t - gap, low[of_wave])
-    part = np.clip(overlap / np.maximum(gap, 1), 0.0, 1.0)
-    tokens = float((weight * np.where(weight > 1, part, counted)).sum())
+    several = weight > 1
+    tokens = float(weight[counted & ~several].sum())
+    if several.any():
+        t, gap, weight, of_wave = t[several], gap[several], weight[several], of_wave[several]
+        overlap = np.minimum(t, high[of_wave]) - np.maximum(t - gap, low[of_wave])
+        tokens += float((weight * np.clip(overlap / np.maximum(gap, 1), 0.0, 1.0)).sum())
     time = int((high[good] - low[good]).sum())
     everything = float(chunks.weight[chunks.of(answered) & data.holds(chunks.t)].sum())
     return Rate(tokens / time * NS_PER_S, "wave", tokens / everything, 0.0) if tokens else NO_RATE

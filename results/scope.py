@@ -6,7 +6,9 @@ did, a request where it ended. The whole scope holds all of them; a window those
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from results.tokens import TokenChunks, delivered_tokens, slot_first
 from results.truth import Steps
 
 WHOLE, WINDOW = "whole", "window"
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -35,6 +38,14 @@ class ScopeData:
     mode: str
     width: int
     name: str = WHOLE
+    _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, name: str, compute: Callable[[], T]) -> T:
+        """What several metrics need and ten million chunks make dear, computed once. The data must not change after."""
+        if name not in self._known:
+            self._known[name] = compute()
+        found: T = self._known[name]
+        return found
 
     def window(self, start: int, end: int) -> ScopeData:
         """The same cell seen through (start, end] (ns)."""
@@ -53,6 +64,9 @@ class ScopeData:
     @property
     def delivered(self) -> Ints:
         """Output tokens that reached the client inside the scope, per request, failed ones included."""
+        return self.once("delivered", self._delivered)
+
+    def _delivered(self) -> Ints:
         if self.name == WHOLE:
             return delivered_tokens(self.requests, self.chunks)
         return np.rint(self._tokens_of(self.holds(self.chunks.t))).astype(np.int64)
@@ -68,6 +82,9 @@ class ScopeData:
     @property
     def uncounted(self) -> Bools:
         """Requests answered in full of which nobody tells how many tokens (or, in a window, which of them) came here."""
+        return self.once("uncounted", self._uncounted)
+
+    def _uncounted(self) -> Bools:
         in_chunks = np.bincount(self.chunks.request, minlength=len(self.requests)) > 0
         known = self.requests.output_tokens >= 0
         if self.name == WINDOW:
