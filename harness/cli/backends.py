@@ -105,29 +105,27 @@ def check(
 
     Exit code 0: all that is claimed holds; 1: something does not; 4: there was no server to check.
     """
-    import contextlib
-    import tempfile
-
     from rich.console import Console
 
+    from harness.cli.folders import work_folder
     from harness.conformance import Outcome
-    from results.errors import EXIT_BAD_ANSWER, EXIT_OK
+    from results.errors import EXIT_BAD_ANSWER
     from results.files import to_json
 
     console = Console(stderr=as_json, highlight=False)
-    with contextlib.ExitStack() as stack:
-        folder = (
-            out if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-check-")))
-        )
+    with work_folder(out, "dyno-check-") as folder:
         results = _run(name, model, url, engine, folder, ready_s, timeout_s, console, as_json)
-    bad = [r for r in results if r.outcome in (Outcome.FAIL, Outcome.NOT_RUN)]
-    if as_json:
-        rows = [r.to_dict() for r in results]
-        typer.echo(to_json({"backend": name, "ok": not bad, "checks": rows}).decode(), nl=False)
-    else:
-        counts = ", ".join(f"{n} {o}" for o in Outcome if (n := sum(r.outcome is o for r in results)))
-        console.print(f"\n{name}: {counts}.", style="red" if bad else "green")
-    raise typer.Exit(EXIT_BAD_ANSWER if bad else EXIT_OK)
+        bad = [r for r in results if r.outcome in (Outcome.FAIL, Outcome.NOT_RUN)]
+        if as_json:
+            rows = [r.to_dict() for r in results]
+            typer.echo(to_json({"backend": name, "ok": not bad, "checks": rows}).decode(), nl=False)
+        else:
+            counts = ", ".join(f"{n} {o}" for o in Outcome if (n := sum(r.outcome is o for r in results)))
+            console.print(f"\n{name}: {counts}.", style="red" if bad else "green")
+        if bad:
+            if (folder / "server.log").exists():
+                console.print(f"The server's log: {folder / 'server.log'}", markup=False, soft_wrap=True)
+            raise typer.Exit(EXIT_BAD_ANSWER)
 
 
 def _run(

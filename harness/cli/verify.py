@@ -48,11 +48,9 @@ def verify(
     Classes: identical, near-tie (they part only where rounding decides), close (otherwise rounded), different, broken.
     Exit code 1 for the last two.
     """
-    import contextlib
-    import tempfile
-
     from rich.console import Console
 
+    from harness.cli.folders import work_folder
     from harness.cli.values import positive_int
     from harness.verify.judge import worst
     from results.agreement import Agreement
@@ -62,13 +60,11 @@ def verify(
     console = Console(stderr=as_json, highlight=False)
     count, length = positive_int("--prompts", prompts), positive_int("--output-len", output_len)
     specs, parts = _engines(model, backend or [], engine or [], url)
-    with contextlib.ExitStack() as stack:
-        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-verify-")))
-        document = {"model": model, "seed": seed} | _ask_all(
-            specs, parts, model, count, length, seed, folder, ready_s, console
-        )
-        if out is not None:
-            write_atomic(out / "verify.json", to_json(document))
+    with work_folder(out, "dyno-verify-") as folder:
+        said = _ask_all(specs, parts, model, count, length, seed, folder, ready_s, console)
+    document = {"model": model, "seed": seed} | said
+    if out is not None:
+        write_atomic(out / "verify.json", to_json(document))
     if as_json:
         typer.echo(to_json(document).decode(), nl=False)
     else:
@@ -119,18 +115,24 @@ def _ask_all(
     from harness.verify.prompts import load_tokenizer
     from results.errors import UsageError
 
-    prompts = fixed_prompts(count, seed, parts.vocabulary, parts.folder)
-    encoder = load_tokenizer(parts.folder)
+    home = parts.folder or _folder_of(model)
+    prompts = fixed_prompts(count, seed, parts.vocabulary, home)
+    encoder = load_tokenizer(home)
     encode = None if encoder is None else partial(encoder, special=False)
     needed = max(len(p.ids) for p in prompts) + length + 1
     observed: list[Observed] = []
     texts: list[list[int]] | None = None
-    name = parts.model.name if parts.model else model
     for number, spec in enumerate(specs):
         slug = "".join(c if c.isalnum() or c in "-_." else "-" for c in spec.label)
         with (
             console.status(f"{spec.label}: starting") as status,
-            open_server(spec, parts.model, name, folder / f"{number}-{slug}", Timeouts(ready_s=ready_s)) as server,
+            open_server(
+                spec,
+                parts.model,
+                _served_name(spec, parts, model),
+                folder / f"{number}-{slug}",
+                Timeouts(ready_s=ready_s),
+            ) as server,
         ):
             if server.max_model_len is not None and server.max_model_len < needed:
                 raise UsageError(
@@ -141,6 +143,35 @@ def _ask_all(
             said, texts = observe(arm, prompts, length, texts, partial(_step, status, spec.label))
         observed.append(said)
     return judge(observed, prompts)
+
+
+def _folder_of(model: str) -> Path | None:
+    """The model's folder where it is at hand, for its tokenizer; nothing is fetched for it."""
+    from harness.models import find_config
+    from results.errors import DynoError
+
+    try:
+        return find_config(model).folder
+    except DynoError:
+        return None
+
+
+def _served_name(spec: EngineSpec, parts: ModelParts, model: str) -> str:
+    """The name to ask for. A server that is there may know the model by another one: then the one it serves."""
+    from backends.base import get_backend
+    from harness.launch import fetch_documents
+    from results.errors import UnknownNameError
+
+    name = parts.model.name if parts.model else model
+    if spec.url is None:
+        return name
+    backend = get_backend(spec.backend)
+    try:
+        return backend.served_name(name, fetch_documents(backend, spec.url))
+    except UnknownNameError as error:
+        if len(error.known) != 1:
+            raise
+        return ""
 
 
 def _step(status: Status, label: str, words: str) -> None:

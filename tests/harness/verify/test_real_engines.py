@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from harness.open_server import open_server
 from harness.verify import Observed, ServerArm, fixed_prompts, judge, observe
 from tests.harness.cli.conftest import Result, dyno
 from tests.harness.verify.transformers_arm import TransformersArm
+from tests.servers.openai_fake import FakeServer
+from tests.servers.openai_fake_tokens import TokenSchedule
 
 __all__ = ["dyno"]
 
@@ -63,8 +67,6 @@ def test_the_reference_engine_in_float32_says_what_transformers_says(
 def test_bfloat16_is_told_from_float32_and_a_damaged_model_from_both(
     tiny_dir: Path, tmp_path: Path, dyno: Callable[..., Result]
 ) -> None:
-    import shutil
-
     from safetensors.torch import load_file, save_file
 
     fp32 = "label=fp32,backend=reference,dtype=float32,threads=1"
@@ -111,6 +113,30 @@ def _serve(folder: Path, tmp_path: Path) -> str:
         f"import sys\nfrom backends.reference.__main__ import main\nsys.exit(main([{str(folder)!r}, *sys.argv[2:]]))\n"
     )
     return f"{sys.executable} {script}"
+
+
+def test_servers_that_are_there_are_compared_whatever_they_call_the_model(
+    tiny_dir: Path, dyno: Callable[..., Result]
+) -> None:
+    with FakeServer(TokenSchedule(interval_s=0.0)) as one, FakeServer(TokenSchedule(interval_s=0.0, model="m")) as two:
+        engines = [f"label={i},backend=openai,url={fake.url}" for i, fake in enumerate((one, two))]
+        words = [word for engine in engines for word in ("--engine", engine)]
+        done = dyno("verify", "--model", str(tiny_dir), "--prompts", "4", "--output-len", "5", "--json", *words)
+    assert done.code == 0, done.err
+    (pair,) = json.loads(done.out)["pairs"]
+    assert (pair["class"], pair["teacher_forced"]) == ("identical", None)
+    assert "prompt_logprobs" in pair["teacher_forced_reason"]
+
+
+def test_the_log_of_a_server_that_failed_is_kept_where_the_message_says(
+    tiny_dir: Path, dyno: Callable[..., Result]
+) -> None:
+    words = ("--engine", "label=x,backend=reference,options=--no-such-flag")
+    done = dyno("verify", "--model", str(tiny_dir), *words)
+    assert done.code == 4
+    (named,) = re.findall(r"Whole log: (\S+)", done.err)
+    assert "no-such-flag" in Path(named).read_text()
+    shutil.rmtree(Path(named).parents[1])
 
 
 @pytest.mark.parametrize(
