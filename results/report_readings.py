@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# What a realised batch can be read from, best first, in words for the axis.
+# What a realised batch can be read from, best first, in words short enough for the axis on a phone.
 BATCH_WORDS = {
-    "steps": "requests in the engine together, from its steps",
-    "gauge": "requests running at the server, by its gauge",
+    "steps": "requests in the engine, by its steps",
+    "gauge": "requests in the engine, by its gauge",
     "in_flight": "requests in flight at the client",
 }
 PHASES = {"prefill_tokens_per_s": "prefill", "decode_tokens_per_s": "decode"}
