@@ -111,7 +111,7 @@ class Reply:
         """The decoded body, or None when it is not JSON."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     def document(self) -> Any:
@@ -165,9 +165,10 @@ def get(url: str | ServerURL, path: str, timeout_s: float = 5.0, key_env: str | 
             Trouble.TIMEOUT,
             f"{where} gave no whole answer within {timeout_s:g} s. Is the server busy loading, or is a firewall between?",
         ) from error
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, socket.gaierror) else error
         raise ProbeError(
-            Trouble.NAME, f"The host name {target.host!r} cannot be resolved ({error.strerror}). Check its spelling."
+            Trouble.NAME, f"The host name {target.host!r} cannot be resolved ({why}). Check its spelling."
         ) from error
     except http.client.HTTPException as error:
         raise ProbeError(

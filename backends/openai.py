@@ -121,7 +121,8 @@ class OpenAIBackend(Backend):
 
 def served_models(document: Any) -> list[str]:
     """Model ids from a decoded GET /v1/models."""
-    return [entry["id"] for entry in _entries(document) if isinstance(entry.get("id"), str)]
+    ids = [entry["id"] for entry in _entries(document) if isinstance(entry.get("id"), str)]
+    return [name for name in ids if name and name.isprintable()]  # what cannot be shown cannot be asked for either
 
 
 def refused_key(target: ServerURL, status: int, key_env: str | None) -> str:

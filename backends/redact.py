@@ -26,7 +26,10 @@ _SECRET_ENDS = (
     "cookie",
     "bearer",
 )
+# Secret only as whole words ("compat" and "compass" are not).
+_SECRET_WORDS = frozenset(("pat", "pass", "askpass", "pgpass"))
 _WORD = re.compile(r"[A-Za-z]+")
+_BEARER = re.compile(r"\b(?P<scheme>bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
 _USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@]+@")
 # Values of this length or less are too common to look for elsewhere ("1", "true").
 _SHORTEST_SECRET = 6
@@ -40,7 +43,8 @@ _RELEVANT = re.compile(
 
 def is_secret_name(name: str) -> bool:
     """Whether a variable or flag of that name holds a secret."""
-    return any(word.lower().endswith(_SECRET_ENDS) for word in _WORD.findall(name))
+    words = [word.lower() for word in _WORD.findall(name)]
+    return any(word.endswith(_SECRET_ENDS) or word in _SECRET_WORDS for word in words)
 
 
 def known_secrets(env: Mapping[str, str]) -> frozenset[str]:
@@ -52,6 +56,7 @@ def public_text(text: str, secrets: Iterable[str] = ()) -> str:
     """A text without those secrets and without user names and passwords inside URLs."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
+    text = _BEARER.sub(rf"\g<scheme> {HIDDEN}", text)
     return _USERINFO.sub(rf"\g<scheme>{HIDDEN}@", text)
 
 
@@ -85,3 +90,14 @@ def public_argv(argv: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
         else:
             shown.append(public_text(word, hidden))
     return shown
+
+
+def hidden_words(argv: Sequence[str]) -> frozenset[str]:
+    """The values that `public_argv` hides: to be hidden wherever else they turn up (a server's log, an error)."""
+    found: set[str] = set()
+    for word, shown in zip(argv, public_argv(argv), strict=True):
+        if shown == HIDDEN:
+            found.add(word)
+        elif shown.endswith(f"={HIDDEN}"):
+            found.add(word.partition("=")[2])
+    return frozenset(value for value in found if len(value) >= _SHORTEST_SECRET)

@@ -14,12 +14,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from backends.base import EngineSettings, normalise_backend_name
-from backends.redact import known_secrets, public_argv, public_environment
+from backends.redact import hidden_words, known_secrets, public_argv, public_environment
 from results.errors import UsageError
 from workloads.base import canonical
 from workloads.union import Workload
 
-_STRICT = ConfigDict(extra="forbid", frozen=True)
+_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+_MAX_FILE_BYTES = 4 << 20
 
 
 class EngineSpec(BaseModel):
@@ -43,6 +44,22 @@ class EngineSpec(BaseModel):
     def _backend(cls, value: str) -> str:
         return normalise_backend_name(value)
 
+    @field_validator("label")
+    @classmethod
+    def _label(cls, value: str) -> str:
+        # It goes to terminals, files and pages: control and direction characters have no place in a name.
+        if not value.isprintable():
+            raise ValueError("a label holds printable characters only")
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not name or "=" in name or "\0" in name + text:
+                raise ValueError(f"{name!r} cannot be the name of an environment variable with that value")
+        return value
+
     def public(self) -> EngineSpec:
         """The same without secrets: what may be written to a file, and what names a cell (a new key is no new engine)."""
         env = public_environment(self.env)
@@ -51,6 +68,11 @@ class EngineSpec(BaseModel):
         return self.model_copy(
             update={"env": env, "command": command, "options": tuple(public_argv(self.options, secrets))}
         )
+
+    def secrets(self) -> frozenset[str]:
+        """The secret values among the environment, the options and the command."""
+        words = [*self.options, *(self.command or ())]
+        return known_secrets(self.env) | hidden_words(words)
 
 
 class BatchLoad(BaseModel):
@@ -141,8 +163,8 @@ class Experiment(BaseModel):
     engines: tuple[EngineSpec, ...] = Field(min_length=1)
     workloads: tuple[Workload, ...] = Field(min_length=1)
     loads: tuple[Load, ...] = Field(min_length=1)
-    blocks: int = Field(1, gt=0)
-    seed: int = 0
+    blocks: int = Field(1, gt=0, le=1000)
+    seed: int = Field(0, ge=0, lt=2**63)
     temperature: float = Field(0.0, ge=0)
     sample_interval_s: float = Field(0.25, gt=0)
     timeouts: Timeouts = Field(default_factory=Timeouts)
@@ -206,16 +228,38 @@ def cells_of(experiment: Experiment) -> list[Cell]:
     ]
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error, not a silent loss of the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key != "<<" and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice", key_node.start_mark
+                )
+            if isinstance(key, str):
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
 def load_experiment(path: Path) -> Experiment:
     """Read an experiment file. Raises UsageError naming the file and each field that is wrong."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not path.is_file():
+            raise UsageError(
+                f"Cannot read the experiment {path}: {'it is no file' if path.exists() else 'there is no such file'}."
+            )
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise UsageError(f"{path} has {path.stat().st_size:,} bytes; an experiment has a few hundred.")
+        data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except OSError as error:
         raise UsageError(f"Cannot read the experiment {path}: {error.strerror or error}.") from error
     except yaml.MarkedYAMLError as error:
         where = f" at line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UsageError(f"{path} is not valid YAML{where}: {error.problem or error.context}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid YAML: {str(error).splitlines()[0]}.") from error
     if data is None:
         raise UsageError(f"{path} is empty. An experiment needs model, engines, workloads and loads.")

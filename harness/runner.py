@@ -49,6 +49,8 @@ def check_asked(experiment: Experiment, config: dict[str, Any]) -> None:
     """Refuse what can be seen to fail from what was asked alone: unknown backends, settings that cannot be honoured,
     requests longer than the model. Raises UsageError."""
     own = config.get("max_position_embeddings")
+    if not isinstance(own, int) or isinstance(own, bool) or own < 1:
+        own = None  # what a config says wrongly of this the engine will say
     for engine in experiment.engines:
         backend = get_backend(engine.backend)
         backend.refuse_unsupported(engine.settings)
@@ -116,7 +118,7 @@ class Runner:
             except (EngineError, UsageError) as error:
                 outcome.failed_engines[label] = error
                 self._observer.engine_failed(label, str(error))
-        return {"failure": failure_record(outcome.failed_engines[label])}
+        return {"failure": failure_record(outcome.failed_engines[label], cell.engine)}
 
     def _measure(self, cell: Cell, session: Session) -> dict[str, Any]:
         record = run_cell(cell, session, self._experiment, self._store, self._vocabulary, self._observer)

@@ -15,6 +15,7 @@ from backends.base import Backend, Resolved, get_backend
 from backends.failures import ServerError
 from backends.http_probe import ServerURL
 from backends.process import ServerProcess, public_argv, public_environment, relevant_environment
+from backends.redact import HIDDEN, public_text
 from backends.server_log import read_log
 from harness.experiment import Cell, EngineSpec, Experiment
 from harness.launch import fetch_documents, launch
@@ -71,6 +72,7 @@ class Session:
 
     def __init__(
         self,
+        engine: EngineSpec,
         record: SessionRecord,
         folder: Path,
         backend: Backend,
@@ -78,7 +80,7 @@ class Session:
         server: Server,
         sampler: SamplerProcess,
     ) -> None:
-        self.record, self.folder, self.backend = record, folder, backend
+        self.engine, self.record, self.folder, self.backend = engine, record, folder, backend
         self.served_name, self.server, self.sampler = served_name, server, sampler
 
     @property
@@ -92,7 +94,8 @@ class Session:
     def died(self) -> EngineError:
         """The error that tells how a server ended that is gone by itself; kept in the session's record."""
         error = self.server.failed()
-        self.record.failure = failure_record(error)
+        hide_secrets(error, self.engine, self.folder / "server.log")
+        self.record.failure = failure_record(error, self.engine)
         return error
 
     def check_reachable(self, timeout_s: float) -> None:
@@ -115,14 +118,30 @@ class Session:
             finally:
                 self.record.timeline |= self.server.timeline
                 self.record.ended = self.record.timeline["ended"] = now_ns()
+                hide_secrets(None, self.engine, self.folder / "server.log")
                 store.write_session(self.record)
                 seal(self.folder)
 
 
-def failure_record(error: BaseException) -> dict[str, str]:
+def hide_secrets(error: BaseException | None, engine: EngineSpec, log: Path) -> None:
+    """Take the secrets of an engine's options and environment out of an error's words and out of its server's log, which
+    may have echoed its own command line."""
+    secrets = engine.secrets()
+    if error is not None and secrets and error.args and isinstance(error.args[0], str):
+        error.args = (public_text(error.args[0], secrets), *error.args[1:])
+    if secrets and log.exists():
+        text = log.read_bytes()
+        clean = text
+        for secret in secrets:
+            clean = clean.replace(secret.encode(), HIDDEN.encode())
+        if clean != text:
+            log.write_bytes(clean)
+
+
+def failure_record(error: BaseException, engine: EngineSpec) -> dict[str, str]:
     """An error as it is kept in session.json."""
     if isinstance(error, ServerError):
-        return error.to_record()
+        return {key: public_text(value, engine.secrets()) for key, value in error.to_record().items()}
     return {"class": type(error).__name__, "words": str(error), "evidence": "", "advice": ""}
 
 
@@ -171,16 +190,17 @@ def open_session(
     except BaseException as error:
         if sampler is not None:
             sampler.stop()
+        hide_secrets(error, engine, log)
         try:
             record.exit_code = server.stop()
         finally:
             record.timeline |= server.timeline
             record.ended = record.timeline["ended"] = now_ns()
-            record.failure = failure_record(error)
+            record.failure = failure_record(error, engine)
             store.write_session(record)
         raise
     observer.session_ready(engine.label, ready_after)
-    return Session(record, folder, backend, served_name, server, sampler)
+    return Session(engine, record, folder, backend, served_name, server, sampler)
 
 
 def _launch(

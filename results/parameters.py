@@ -184,6 +184,10 @@ def optional_int(config: Config, name: str, default: int) -> int:
     return positive_int(config, name) if config.get(name) not in (None, 0) else default
 
 
+# Well above any model's dimension; keeps sums of bytes printable and loops over layers short.
+_LARGEST = 100_000_000
+
+
 def positive_int(config: Config, *names: str) -> int:
     """The first of `names` the config has, a positive integer. Raises UsageError."""
     for name in names:
@@ -192,5 +196,7 @@ def positive_int(config: Config, *names: str) -> int:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"config.json: {name} is {value!r}, not a positive integer.")
+        if value > _LARGEST:
+            raise UsageError(f"config.json: {name} is larger than {_LARGEST:,}; no model is.")
         return value
     raise UsageError(f"config.json has no {' or '.join(names)}; is it a language model's?")

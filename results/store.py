@@ -25,6 +25,7 @@ import yaml
 from results.errors import StoreError, UsageError
 from results.files import read_json, store_error, sync_folder, to_json, write_atomic
 from results.records import CellRecord, SessionRecord
+from results.schema import SCHEMA_VERSION
 
 CELL_FILES = ("requests.parquet", "chunks.parquet", "samples.parquet")
 
@@ -58,15 +59,26 @@ class RunStore:
             return (self.path / name).read_text(encoding="utf-8")
         except OSError as error:
             raise StoreError(f"Cannot read {self.path / name}: {error.strerror or error}.") from error
+        except UnicodeDecodeError as error:
+            raise StoreError(f"{self.path / name} is damaged: {error}.") from error
 
     @property
     def experiment(self) -> dict[str, Any]:
-        data = yaml.safe_load(self.experiment_text)
+        try:
+            data = yaml.safe_load(self.experiment_text)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise StoreError(f"{self.path / 'experiment.yaml'} is damaged: {str(error).splitlines()[0]}.") from error
         return data if isinstance(data, dict) else {}
 
     @property
     def manifest(self) -> dict[str, Any]:
-        data: dict[str, Any] = read_json(self.path / "manifest.json")
+        """The manifest. Raises StoreError where it is damaged or of a newer schema than this program knows."""
+        path = self.path / "manifest.json"
+        data = read_json(path)
+        if not isinstance(data, dict):
+            raise StoreError(f"{path} is damaged: it holds no object.")
+        if isinstance(schema := data.get("schema", SCHEMA_VERSION), int) and schema > SCHEMA_VERSION:
+            raise StoreError(f"{path} has schema {schema}, this program knows {SCHEMA_VERSION}: update llm-dyno.")
         return data
 
     def cell_dir(self, cell_id: str) -> Path:
@@ -79,16 +91,41 @@ class RunStore:
         return (self.cell_dir(cell_id) / "cell.json").is_file()
 
     def cells(self) -> list[CellRecord]:
-        """Every committed cell, in the order they ran."""
-        folder = self.path / "cells"
-        found = sorted(folder.glob("*/cell.json")) if folder.is_dir() else []
-        return sorted((CellRecord.from_dict(read_json(p)) for p in found), key=lambda c: (c.started, c.id))
+        """Every committed cell whose record can be read, in the order they ran."""
+        return self._read_cells()[0]
+
+    def damaged_cells(self) -> dict[str, str]:
+        """Why the record of a committed cell cannot be read, by cell id."""
+        return self._read_cells()[1]
+
+    def _read_cells(self) -> tuple[list[CellRecord], dict[str, str]]:
+        records, damaged = [], {}
+        for path in sorted((self.path / "cells").glob("*/cell.json")):
+            try:
+                record = CellRecord.from_dict(read_json(path))
+                if record.schema > SCHEMA_VERSION:
+                    raise StoreError(
+                        f"{path} has schema {record.schema}, this program knows {SCHEMA_VERSION}: update llm-dyno."
+                    )
+            except StoreError as error:
+                damaged[path.parent.name] = str(error)
+            except (TypeError, AttributeError, ValueError) as error:
+                damaged[path.parent.name] = f"{path} does not hold a cell's record: {error}."
+            else:
+                records.append(record)
+        return sorted(records, key=lambda c: (c.started, c.id)), damaged
 
     def sessions(self) -> list[dict[str, Any]]:
-        """Every session that got as far as writing its record, oldest first."""
-        folder = self.path / "sessions"
-        found = sorted(folder.glob("*/session.json")) if folder.is_dir() else []
-        return [read_json(p) for p in found]
+        """Every session whose record can be read, oldest first; each has its "id"."""
+        sessions = []
+        for path in sorted((self.path / "sessions").glob("*/session.json")):
+            try:
+                found = read_json(path)
+            except StoreError as error:
+                found = {"failure": {"class": "unreadable", "words": str(error), "evidence": "", "advice": ""}}
+            if isinstance(found, dict):
+                sessions.append({"engine": None, **found, "id": path.parent.name})
+        return sessions
 
     def write_summary(self, summary: dict[str, Any]) -> Path:
         path = self.path / "summary.json"

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from harness.cli import backends, doctor, kv, models, report, runs, serve, sweep, verify
-from results.errors import EXIT_INTERRUPTED, DynoError
+from results.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, DynoError
 
 app = typer.Typer(
     name="dyno",
@@ -38,6 +38,11 @@ def main() -> None:
     except DynoError as error:
         print(f"dyno: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"dyno: {error.filename}: {error.strerror}.", file=sys.stderr)
+        raise SystemExit(EXIT_ENVIRONMENT) from None
     except KeyboardInterrupt:
         print("dyno: interrupted.", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None

@@ -14,12 +14,13 @@ def positive_ints(flag: str, text: str, example: str = "1,8,32") -> list[int]:
     values: list[int] = []
     for part in text.split(","):
         word = part.strip().replace("_", "")
-        if not word.isascii() or not word.isdigit() or int(word) == 0:
+        if not word.isascii() or not word.isdigit() or not word.strip("0"):
             raise UsageError(
                 f"{flag}: {part.strip()!r} is not a whole number above zero (given: {text!r}). Example: {flag} {example}."
             )
-        if int(word) > 10_000_000:
-            raise UsageError(f"{flag}: {int(word):,} is beyond anything that can be run (at most 10,000,000).")
+        if len(word) > 20 or int(word) > 10_000_000:
+            shown = f"{int(word):,}" if len(word) <= 20 else f"a number of {len(word)} digits"
+            raise UsageError(f"{flag}: {shown} is beyond anything that can be run (at most 10,000,000).")
         if int(word) not in values:
             values.append(int(word))
     return values
@@ -37,7 +38,7 @@ def public_command(words: Sequence[str]) -> list[str]:
     """A `dyno` command line without secrets, those inside `--engine KEY=VALUE,...` included."""
     from backends.redact import public_argv
 
-    shown = public_argv(words)
+    shown = public_argv([word.encode("utf-8", "replace").decode() for word in words])
     for index, word in enumerate(shown):
         flag, equals, rest = word.partition("=")
         if flag == "--engine" and equals:
@@ -48,13 +49,16 @@ def public_command(words: Sequence[str]) -> list[str]:
 
 
 def _public_engine(text: str) -> str:
-    from backends.redact import public_argv
+    from backends.redact import HIDDEN, public_argv
 
     parts = []
     for part in text.replace("\\,", "\0").split(","):
         key, equals, value = part.partition("=")
         if key.strip() in ("options", "command"):
-            value = shlex.join(public_argv(shlex.split(value)))
+            try:
+                value = shlex.join(public_argv(shlex.split(value)))
+            except ValueError:
+                value = HIDDEN  # not words of a shell: it will be refused, and it is not known what it holds
             parts.append(f"{key}={value}")
         else:
             parts.append(public_argv([part])[0] if equals else part)
@@ -81,7 +85,10 @@ def engine_fields(text: str) -> dict[str, Any]:
         if name in plain:
             engine[name] = value
         elif name in words:
-            engine[name] = shlex.split(value)
+            try:
+                engine[name] = shlex.split(value)
+            except ValueError as error:
+                raise UsageError(f"--engine: {key}={value!r} cannot be split into words: {error}.") from error
         elif name.startswith("env."):
             engine["env"][key.removeprefix("env.")] = value
         elif name in settings:

@@ -101,6 +101,21 @@ def test_a_server_that_does_not_start_is_explained_with_its_last_words(run: Run)
     assert not run.processes()
 
 
+def test_no_secret_of_an_engine_reaches_a_file_or_the_screen(run: Run) -> None:
+    code, out, err = finish(
+        run.start(
+            *("sweep", "--model", str(run.model), "--batch", "1", "--output-len", "2", "--out", str(run.folder)),
+            *("--engine", "label=echoes,backend=reference,options=--api-key=SECRET-key-77 --header 'Authorization: Bearer SECRET-b-1'"),
+            *("--engine", "label=runs,backend=reference,threads=1,env.X_TOKEN=SECRET-token-33,env.DB=postgres://u:SECRET-pw-9@h/x"),
+        )
+    )  # fmt: skip
+    assert code == 4, err
+    assert {c["engine"] for c in run.summary()["cells"]} == {"runs"}
+    assert "SECRET" not in out + err
+    for path in run.folder.rglob("*"):
+        assert not path.is_file() or b"SECRET" not in path.read_bytes(), path
+
+
 def test_a_command_that_does_not_exist_is_named(run: Run) -> None:
     code, _, err = finish(run.sweep(*SMALL, DYNO_REFERENCE_COMMAND="/nowhere/engine --fast"))
     assert code == 4

@@ -72,6 +72,9 @@ def test_files_that_are_no_experiment_are_refused_in_words(tmp_path: Path) -> No
     for name, content, words in [
         ("list.yaml", b"- 1\n", "holds list"),
         ("broken.yaml", b"a: 1\nb: [", "not valid YAML at line 2"),
+        ("twice.yaml", b"model: a\nmodel: b\n", "line 2: the key 'model' stands twice"),
+        ("deep.yaml", b"[" * 3000, "not valid YAML"),
+        ("date.yaml", b"seed: 2024-13-45\n", "not valid YAML"),
         ("empty.yaml", b"# nothing\n", "is empty"),
         ("binary.yaml", b"\xff\xfe\x00", "not valid YAML"),
     ]:

@@ -143,6 +143,27 @@ def test_a_full_disk_says_so_and_leaves_the_old_file_whole(
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"id": 1}', '{"schema": 99}'])
+def test_a_damaged_record_stands_for_itself_and_not_for_the_run(tmp_path: Path, content: str) -> None:
+    with RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST) as store:
+        for name in ("good", "bad"):
+            fill(store.begin_cell(name))
+            store.commit_cell(record(name))
+        (store.cell_dir("bad") / "cell.json").write_text(content)
+        assert [c.id for c in store.cells()] == ["good"]
+        assert list(store.damaged_cells()) == ["bad"]
+        # It was committed, so it is not run again behind the user's back.
+        assert store.has_cell("bad")
+
+
+@pytest.mark.parametrize("content", ["[]", '{"schema": 99}', "{"])
+def test_a_damaged_or_newer_manifest_is_refused_in_words(tmp_path: Path, content: str) -> None:
+    RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST).close()
+    (tmp_path / "r" / "manifest.json").write_text(content)
+    with pytest.raises(StoreError, match=r"manifest\.json"):
+        RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST)
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"a": ')
     with pytest.raises(StoreError, match=r"x\.json is damaged"):
