@@ -29,6 +29,7 @@ class BlockManager:
         self.prefixes = prefixes or NoPrefixes()
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._ref_counts = [0] * num_blocks
+        self.num_shared = 0  # references beyond each block's first
 
     @property
     def num_free(self) -> int:
@@ -60,6 +61,7 @@ class BlockManager:
             return False
         for block in hits:
             self._free.pop(block, None)
+            self.num_shared += self._ref_counts[block] > 0
             self._ref_counts[block] += 1
         table.extend(hits)
         return self.grow(table, num_tokens)
@@ -88,6 +90,8 @@ class BlockManager:
             self._ref_counts[block] -= 1
             if self._ref_counts[block] == 0:
                 self._free[block] = None
+            else:
+                self.num_shared -= 1
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise unless free + referenced = pool and each count equals the number of live tables that name the block."""
@@ -100,4 +104,7 @@ class BlockManager:
         for block, count in enumerate(self._ref_counts):
             if count != named[block]:
                 raise BlockAccountingError(f"block {block} has {count} references but {named[block]} tables name it")
+        shared = sum(count - 1 for count in self._ref_counts if count)
+        if shared != self.num_shared:
+            raise BlockAccountingError(f"{shared} references are shared, but {self.num_shared} are counted")
         self.prefixes.check_integrity()

@@ -154,8 +154,9 @@ class Scheduler:
 
     @property
     def tokens_held(self) -> int:
-        """Tokens whose KV is in the pool."""
-        return sum(request.num_computed for request in self.running)
+        """Tokens of running requests whose KV is in the pool; one that several share (blocks full of them) counts once."""
+        shared = self.blocks.num_shared * self.blocks.block_size
+        return sum(request.num_computed for request in self.running) - shared
 
     def check_integrity(self) -> None:
         """Raise unless queue, running set and blocks agree (used after every step in tests)."""

@@ -47,6 +47,10 @@ CONFLICTS: tuple[tuple[Mapping[str, object], str], ...] = (
         if name != "on-demand"
     ),
     (
+        {"batching": "static-pad", "prefix_caching": True},
+        "a finished row that is computed on would write into blocks that others share",
+    ),
+    (
         {"kv_layout": "contiguous", "prefix_caching": True},
         "a request's contiguous run belongs to it alone, so blocks cannot be shared",
     ),

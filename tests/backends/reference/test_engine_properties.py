@@ -83,7 +83,10 @@ class EngineMachine(RuleBasedStateMachine):
     def accounts_balance(self) -> None:
         if hasattr(self, "engine"):
             self.engine.scheduler.check_integrity()
-            assert self.may_preempt or self.engine.scheduler.num_preemptions == 0
+            scheduler = self.engine.scheduler
+            assert self.may_preempt or scheduler.num_preemptions == 0
+            slots = scheduler.blocks.num_allocated * scheduler.blocks.block_size
+            assert 0 <= scheduler.tokens_held <= slots <= scheduler.blocks_reserved * scheduler.blocks.block_size
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):

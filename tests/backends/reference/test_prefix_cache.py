@@ -135,3 +135,17 @@ def test_log_probabilities_of_a_prompt_need_all_of_it() -> None:
     engine.submit(Submit(10**9, "r", prompt, 1, Sampling(prompt_logprobs=0)))
     run_to_end(engine)
     assert engine.scheduler.prefix_hits == 0
+
+
+def test_tokens_that_several_requests_share_are_held_once() -> None:
+    engine = hash_engine(switches=CACHING)
+    begin = list(range(48))
+    ask(engine, [*begin, 1])
+    for key in range(3):
+        engine.submit(Submit(10**9 + key, "r", [*begin, 50 + key], 9))
+    engine.step()
+    assert engine.scheduler.prefix_hits == 3 * 48
+    assert engine.stats().tokens_held == 48 + 3
+    assert engine.stats().blocks_allocated == 3 + 3
+    run_to_end(engine)
+    assert engine.stats().tokens_held == 0

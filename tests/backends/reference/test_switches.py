@@ -72,7 +72,7 @@ def test_every_legal_combination_gives_the_same_greedy_tokens(tmp_path: Path) ->
         preemptions += engine.engine.scheduler.num_preemptions
     assert hits > 0
     assert preemptions > 0
-    assert len(combinations) == 4 * 3 * 2 * 2 + 3 * 2 + 3  # paged, contiguous, without KV cache
+    assert len(combinations) == 4 * (3 + 2) * 2 + 3 * 2 + 3  # paged (not padded with prefixes), contiguous, no KV
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,7 @@ def test_every_legal_combination_gives_the_same_greedy_tokens(tmp_path: Path) ->
     [
         ("--kv-cache off --chunked-prefill", "--no-chunked-prefill"),
         ("--kv-cache off --prefix-caching", "nothing to share"),
+        ("--batching static-pad --prefix-caching", "blocks that others share"),
         ("--kv-cache off --kv-layout contiguous", "nothing to lay out"),
         ("--kv-cache off --admission reserve-max", "no memory to reserve"),
         ("--kv-layout contiguous --prefix-caching", "cannot be shared"),
