@@ -27,6 +27,8 @@ CLOSE_TOP1 = 0.95
 CLOSE_LOGPROB = 0.1
 # Where no log probability is told at all, tokens must do: so much of the outputs before they part.
 CLOSE_PREFIX = 0.5
+# Gaps of coarse numbers lie exactly on the threshold, but for the last digits of a softmax.
+_EXACT = 1e-3
 # A token repeated through a whole output of so many tokens is what an engine with broken numbers gives.
 REPEATED_TOKENS = 8
 # ... when it does that in so much larger a share of the outputs than the other engine.
@@ -86,7 +88,9 @@ class PromptAgreement:
 
     def near_tie(self, threshold: float) -> bool:
         """Whether the parting is one that rounding explains. A match is."""
-        return self.match or (self.logprob_gap is not None and not self.at_least and self.logprob_gap <= threshold)
+        if self.match:
+            return True
+        return self.logprob_gap is not None and not self.at_least and self.logprob_gap <= threshold + _EXACT
 
 
 @dataclass(frozen=True, slots=True)

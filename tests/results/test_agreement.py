@@ -214,6 +214,7 @@ ALIKE = TeacherForced(100, 0.9, 0.99, 0.02, 0.001)
         ([MATCH, MATCH], ALIKE, Agreement.IDENTICAL),
         ([MATCH, MATCH], None, Agreement.IDENTICAL),
         ([MATCH, parted(T)], ALIKE, Agreement.NEAR_TIE),
+        ([MATCH, parted(T + 1e-6)], ALIKE, Agreement.NEAR_TIE),
         ([MATCH, parted(0.0)], None, Agreement.NEAR_TIE),
         ([MATCH, parted(T + 0.01)], ALIKE, Agreement.CLOSE),
         ([MATCH, parted(0.1, at_least=True)], ALIKE, Agreement.CLOSE),
