@@ -56,22 +56,24 @@ class Engine:
         sampled = time.monotonic_ns()
         self._record(plan, start, sampled)  # before the commit frees what it ends: the step held it all
         advanced = self.scheduler.commit(plan, made.tokens)
-        self._generated_tokens += len(advanced)
-        self._prompt_tokens += sum(r.num_prompt_tokens for r in advanced if r.num_output_tokens == 1)
+        new = []
+        for request in advanced:
+            index = request.num_output_tokens - 1
+            logprobs = made.logprobs.get(request.key) if made.logprobs else None
+            token = request.tokens[-1]
+            if index == 0:
+                self._prompt_tokens += request.num_prompt_tokens
+                of_prompt = request.prompt_logprobs
+                new.append(
+                    NewToken(request.key, token, 0, self.num_steps, sampled, request.finish_reason, logprobs, of_prompt)
+                )
+            else:
+                new.append(
+                    NewToken(request.key, token, index, self.num_steps, sampled, request.finish_reason, logprobs)
+                )
+        self._generated_tokens += len(new)
         self.num_steps += 1
-        return [
-            NewToken(
-                request.key,
-                request.tokens[-1],
-                request.num_output_tokens - 1,
-                self.num_steps - 1,
-                sampled,
-                request.finish_reason,
-                made.logprobs.get(request.key),
-                request.prompt_logprobs if request.num_output_tokens == 1 else None,
-            )
-            for request in advanced
-        ]
+        return new
 
     def stats(self) -> EngineStats:
         """Counts as of now."""
@@ -93,25 +95,31 @@ class Engine:
     def _record(self, plan: StepPlan, start: int, end: int) -> None:
         """Write the step's composition, and the pool as it was at its end, to the truth log."""
         scheduler = self.scheduler
-        padding = sum(item.count for item in plan.items if item.is_padding)
-        items = [item for item in plan.items if not item.is_padding]
-        decodes = sum(map(scheduler.is_decode, items))
-        computed = sum(item.count for item in items)
-        kept = sum(scheduler.blocks.kept(item.end) - item.request.num_computed for item in items)
+        decodes = prefills = computed = context = padding = 0
+        for item in plan.items:
+            if item.is_padding:
+                padding += item.count
+                continue
+            computed += item.count
+            context += item.start + item.count
+            if scheduler.is_decode(item):
+                decodes += 1
+            else:
+                prefills += 1
         self.truth.step(
             self.num_steps,
             start,
             end,
             computed - decodes,
             decodes,
-            len(items) - decodes,
+            prefills,
             len(scheduler.running),
             len(scheduler.waiting),
             len(plan.preempted),
-            sum(item.end for item in items),
+            context,
             scheduler.blocks.num_allocated,
             scheduler.blocks.num_blocks,
-            scheduler.tokens_held + kept,
+            scheduler.tokens_held + (computed if scheduler.blocks.keeps_kv else 0),
             scheduler.blocks_reserved,
             plan.cached_tokens,
             padding,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from backends.reference.prefix_cache import NoPrefixes, Prefixes
 
@@ -20,6 +21,8 @@ class BlockAccountingError(RuntimeError):
 
 class BlockManager:
     """Layout *paged*: free list and reference counts over `num_blocks` blocks of `block_size` tokens."""
+
+    keeps_kv: ClassVar[bool] = True  # the next step can read the KV of what this one computes
 
     def __init__(self, num_blocks: int, block_size: int, prefixes: Prefixes | None = None) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -49,10 +52,6 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens of one request."""
         return -(-num_tokens // self.block_size)
-
-    def kept(self, num_tokens: int) -> int:
-        """Of `num_tokens` computed tokens of a request, those whose KV the next step can read: all."""
-        return num_tokens
 
     def allocate(self, table: list[int], num_tokens: int, hits: Sequence[int] = ()) -> bool:
         """Fill an empty table: the blocks of a prefix match, then new ones. All or nothing: False changes nothing."""

@@ -45,6 +45,8 @@ class ContiguousRuns(BlockManager):
 class NoKvCache(BlockManager):
     """KV cache *off*: nothing is kept, so no request needs a block, and every step computes its tokens from the first."""
 
+    keeps_kv = False
+
     def __init__(self) -> None:
         super().__init__(1, 1)
         self.num_blocks = 0
@@ -52,10 +54,6 @@ class NoKvCache(BlockManager):
 
     def blocks_for(self, num_tokens: int) -> int:
         """None at all."""
-        return 0
-
-    def kept(self, num_tokens: int) -> int:
-        """Nothing."""
         return 0
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:

@@ -102,19 +102,23 @@ class Scheduler:
         """
         advanced = []
         tokens = iter(new_tokens)
+        keeps_kv, block_size = self.blocks.keeps_kv, self.blocks.block_size
         for item in plan.items:
             if item.is_padding:
                 continue
-            request = item.request
-            samples = item.samples
-            request.num_computed = self.blocks.kept(item.end)
-            self._publish(request)
+            request, end = item.request, item.end
+            samples = end == request.num_tokens
+            if keeps_kv:
+                request.num_computed = end
+                if end >= (request.published + 1) * block_size:
+                    self._publish(request)
             if samples:
                 token = next(tokens)
                 request.tokens.append(token)
-                if token in request.sampling.stop_ids and request.num_output_tokens > request.sampling.min_tokens:
+                sampling, made = request.sampling, request.num_output_tokens
+                if token in sampling.stop_ids and made > sampling.min_tokens:
                     request.finish_reason = "stop"
-                elif request.num_output_tokens == request.max_tokens:
+                elif made == request.max_tokens:
                     request.finish_reason = "length"
                 advanced.append(request)
         for request in advanced:
@@ -148,9 +152,9 @@ class Scheduler:
 
     def is_decode(self, item: Scheduled) -> bool:
         """True when the item is there for the token after a generated one; without a KV cache it computes them all."""
-        return item.is_decode or (
-            not item.is_padding and self.blocks.kept(1) == 0 and item.request.num_output_tokens > 0
-        )
+        if self.blocks.keeps_kv:
+            return item.is_decode
+        return not item.is_padding and item.request.num_output_tokens > 0
 
     @property
     def tokens_held(self) -> int:
@@ -241,7 +245,7 @@ class Scheduler:
         """Finished rows of a padded batch: their last computed token once more (without KV cache, all of them)."""
         for request in self._padding:
             last = request.num_tokens - 1
-            start = max(self.blocks.kept(last) - 1, 0)
+            start = last - 1 if self.blocks.keeps_kv else 0
             if last - start <= budget:
                 plan.items.append(Scheduled(request, start, last - start, is_padding=True))
                 budget -= last - start
@@ -271,10 +275,9 @@ class Scheduler:
         """Tell the prefix cache of the blocks that this step filled."""
         size, first = self.blocks.block_size, request.published
         full = request.num_computed // size
-        if full > first:
-            filled = request.block_table[first:full]
-            request.prefix = self.blocks.prefixes.publish(request.prefix, request.tokens, first * size, filled)
-            request.published = full
+        filled = request.block_table[first:full]
+        request.prefix = self.blocks.prefixes.publish(request.prefix, request.tokens, first * size, filled)
+        request.published = full
 
     def _remove(self, request: Request, pad: bool = False) -> None:
         del self._live[request.key]
