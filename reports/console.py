@@ -1,4 +1,5 @@
-"""The result of a run as terminal tables that fit 80 columns. Names from outside are printed as text, control characters out."""
+"""The result of a run as terminal tables that fit 80 columns, or fewer. Names from outside are printed as text, control
+characters out."""
 
 from __future__ import annotations
 
@@ -9,14 +10,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from reports.tables import ESTIMATE, SHORT, columns_of
+from reports.tables import ESTIMATE, SHORT, Column, columns_of
 from results.report_data import ReportData
-from results.report_format import compact, count, plural
+from results.report_format import compact, count, listed, plural
+from results.report_reasons import evidence_groups
 from results.report_shapes import Line, Point
 
 _WIDTH = 80
-_TOPICS = ("Engines", "Throughput", "Memory", "What not to trust")
-_MODE_HEADS = {"concurrency": "conc."}
+# What is left out says no more than the title and the table.
+_UNSAID = ("Measured",)
+_MODE_HEADS = {"concurrency": "flight"}
 _STYLES = {
     "VALID": "green",
     "SUSPECT": "yellow",
@@ -26,56 +29,95 @@ _STYLES = {
     "note": "dim",
 }
 # Longer labels are cut in the table.
-_ENGINE_WIDTH = 12
+_ENGINE_WIDTH, _INPUT_WIDTH = 12, 8
+# Which measures go first where the terminal is narrow.
+_DROPPED = ("kv_bytes_engine", "prefill_tokens_per_s", "decode_tokens_per_s")
 
 
 def print_report(data: ReportData, console: Console, report: Path | None = None) -> None:
-    """The conclusions, one row a point, the reasons gathered, and where the report is. No colour unless on a terminal."""
+    """The conclusions, one row a point, the reasons gathered, and where the report is. No colour unless on a terminal; one
+    sentence where there is no cell."""
     width = min(console.width, _WIDTH)
+    with console.capture() as captured:
+        _print(data, console, width, report)
+    text = captured.get()
+    if not console.is_terminal:
+        # Tables are padded to their width: in a pipe that is noise.
+        text = "\n".join(line.rstrip() for line in text.split("\n"))
+    console.file.write(text)
+    console.file.flush()
+
+
+def _print(data: ReportData, console: Console, width: int, report: Path | None) -> None:
+    if not data.cells:
+        console.print(Text(plain(data.answer[0].text)), width=width)
+        return
     console.print(Text(plain(data.title), style="bold"), width=width)
+    if data.weights:
+        console.print(Text(f"Weights from {plain(data.weights)}", style="dim"), width=width)
     topic = ""
     for sentence in data.answer:
         # Reasons follow the table, with their advice.
-        if (sentence.topic in _TOPICS or sentence.caution) and not sentence.code:
-            if sentence.topic != topic:
-                topic = sentence.topic
-                console.print(Text(topic, style="cyan"), width=width)
-            style = "yellow" if sentence.caution else ""
-            console.print(Padding(Text(plain(sentence.text), style=style), (0, 0, 0, 2), expand=False), width=width)
-            for line in sentence.detail:
-                console.print(Padding(Text(plain(line), style="dim"), (0, 0, 0, 4), expand=False), width=width)
-    if data.lines:
-        console.print()
-        console.print(cell_table(data), width=width)
-        _print_notes(data, console, width)
-        _print_reasons(data, console, width)
+        if sentence.topic in _UNSAID or sentence.code:
+            continue
+        if sentence.topic != topic:
+            topic = sentence.topic
+            console.print(Text(topic, style="cyan"), width=width)
+        style = "yellow" if sentence.caution else ""
+        console.print(Padding(Text(plain(sentence.text), style=style), (0, 0, 0, 2), expand=False), width=width)
+        for line in sentence.detail:
+            console.print(Padding(Text(plain(line), style="dim"), (0, 0, 0, 4), expand=False), width=width)
+    console.print()
+    console.print(cell_table(data, width), width=width)
+    _print_notes(data, console, width, engine_names(data, fitting(data, width)[1]))
+    _print_reasons(data, console, width)
     if report is not None:
         # Never wrapped or cut: it is there to be copied.
         console.print(Text.assemble(("Report  ", "bold"), plain(str(report))), soft_wrap=True)
 
 
-def cell_table(data: ReportData) -> Table:
-    """Engine, input, load, the measures that fit, verdict; over blocks each number is the mean."""
+def cell_table(data: ReportData, width: int = _WIDTH) -> Table:
+    """Engine, input, load, the measures that fit into `width`, verdict; over blocks each number is the mean."""
+    columns, room = fitting(data, width)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("\nengine", max_width=_ENGINE_WIDTH, no_wrap=True, overflow="ellipsis")
-    table.add_column("input\ntokens", justify="right", no_wrap=True, max_width=8, overflow="ellipsis")
-    modes = _modes(data)
-    head = "load" if len(modes) > 1 else _MODE_HEADS.get(modes[0], modes[0][:6])
-    table.add_column(f"\n{head}", justify="right", no_wrap=True)
-    for column in columns_of(data, SHORT, ESTIMATE):
+    table.add_column("\nengine", max_width=room, no_wrap=True, overflow="ellipsis")
+    table.add_column("input\ntokens", justify="right", no_wrap=True, max_width=_INPUT_WIDTH, overflow="ellipsis")
+    table.add_column(f"\n{_load_head(data)}", justify="right", no_wrap=True)
+    for column in columns:
         table.add_column(f"{column.heading}\n{column.under}", justify="right", no_wrap=True)
     table.add_column("\nverdict", no_wrap=True)
-    names = engine_names(data)
+    names = engine_names(data, room)
     for line in data.lines:
         for point in line.points:
-            table.add_row(*_row(names[line.engine], line, point, len(modes) > 1))
+            table.add_row(*_row(names[line.engine], line, point, len(_modes(data)) > 1, columns))
     return table
 
 
-def engine_names(data: ReportData) -> dict[str, str]:
+def fitting(data: ReportData, width: int) -> tuple[list[Column], int]:
+    """The measures for which there is room, and the room for the engine: where there is not enough, the last of `_DROPPED`
+    that is left goes, whole, and names of engines are cut only after all of them."""
+    columns = columns_of(data, SHORT, ESTIMATE)
+    several, points = len(_modes(data)) > 1, [(line, p) for line in data.lines for p in line.points]
+    for measure in (None, *_DROPPED):
+        columns = [c for c in columns if c.measure != measure]
+        heads = ["engine", "tokens", _load_head(data), *(max(c.heading, c.under, key=len) for c in columns), "verdict"]
+        rows = [[t.plain for t in _row(plain(line.engine), line, p, several, columns)] for line, p in points]
+        engine, tokens, *rest = (max(len(text) for text in column) for column in zip(heads, *rows, strict=True))
+        room = width - min(tokens, _INPUT_WIDTH) - sum(rest) - len(rest) - 1
+        if min(engine, _ENGINE_WIDTH) <= room:
+            break
+    return columns, max(len("engine"), min(_ENGINE_WIDTH, room))
+
+
+def _load_head(data: ReportData) -> str:
+    modes = _modes(data)
+    return "load" if len(modes) > 1 else _MODE_HEADS.get(modes[0], modes[0][:6])
+
+
+def engine_names(data: ReportData, room: int = _ENGINE_WIDTH) -> dict[str, str]:
     """What stands for each engine in the table: its label, or a number where cut labels could not be told apart."""
     labels = list(dict.fromkeys(line.engine for line in data.lines))
-    cut = {label[: _ENGINE_WIDTH - 1] for label in labels}
+    cut = {label if len(label) <= room else label[: room - 1] for label in labels}
     if len(cut) == len(labels):
         return {label: plain(label) for label in labels}
     return {label: f"engine {i}" for i, label in enumerate(labels, 1)}
@@ -85,15 +127,15 @@ def _modes(data: ReportData) -> list[str]:
     return list(dict.fromkeys(line.load_mode for line in data.lines))
 
 
-def _row(name: str, line: Line, point: Point, name_mode: bool) -> list[Text]:
+def _row(name: str, line: Line, point: Point, name_mode: bool, columns: list[Column]) -> list[Text]:
     load = f"{point.load_mode[0]}{count(point.load_value)}" if name_mode else count(point.load_value)
-    cells = [Text(name), Text(plain(line.workload.input_label)), Text(load)]
-    cells += [Text(column.show(point.values[column.measure], compact)) for column in SHORT]
+    cells = [Text(name), Text(plain(line.workload.input_label).replace("about ", "~")), Text(load)]
+    cells += [Text(column.show(point.values[column.measure], compact)) for column in columns]
     return [*cells, Text(point.verdict, style=_STYLES.get(point.verdict, ""))]
 
 
-def _print_notes(data: ReportData, console: Console, width: int) -> None:
-    notes = [f"{name} = {plain(label)}." for label, name in engine_names(data).items() if name != plain(label)]
+def _print_notes(data: ReportData, console: Console, width: int, names: dict[str, str]) -> None:
+    notes = [f"{name} = {plain(label)}." for label, name in names.items() if name != plain(label)]
     if data.blocks > 1:
         notes.append(f"Means over {data.blocks} blocks.")
     if any(column.under == ESTIMATE for column in columns_of(data, SHORT, ESTIMATE)):
@@ -107,23 +149,24 @@ def _print_notes(data: ReportData, console: Console, width: int) -> None:
 
 
 def _print_reasons(data: ReportData, console: Console, width: int) -> None:
-    """SUSPECT and INVALID reasons with their advice; notes in one line."""
-    notes = [row for row in data.reasons if row.severity == "note"]
+    """SUSPECT and INVALID reasons in words, with what was seen, where, and the advice; notes in one sentence."""
     for row in data.reasons:
         if row.severity == "note":
             continue
         head = Text.assemble(
             (row.severity.upper(), _STYLES.get(row.severity, "")),
-            f" {plain(row.code)}, {plural(len(row.evidence), 'cell')}: ",
+            plain(f" {row.words} ({row.code}), {plural(len(row.evidence), 'cell')}"),
         )
-        label, evidence = row.evidence[0]
-        head.append(plain(f"{label}: {evidence}" if evidence else label))
         console.print(head, width=width)
+        for group in evidence_groups(row):
+            text = f"{group.named()}: {group.text}" if group.text else group.named()
+            console.print(Padding(Text(plain(text)), (0, 0, 0, 2), expand=False), width=width)
         if row.advice:
             console.print(Padding(Text(plain(row.advice), style="dim"), (0, 0, 0, 2), expand=False), width=width)
+    notes = list(dict.fromkeys(plain(r.words[:1].lower() + r.words[1:]) for r in data.reasons if r.severity == "note"))
     if notes:
-        words = ", ".join(f"{plain(r.code)} ({len(r.evidence)})" for r in notes)
-        console.print(Text(f"Notes: {words}. The report tells what they mean.", style="dim"), width=width)
+        text = f"Noted, and no fault of a number: {listed(notes, 4)}. The report tells more."
+        console.print(Text(text, style="dim"), width=width)
 
 
 def plain(text: str) -> str:

@@ -30,7 +30,8 @@ class PanelSpec:
 @dataclass(frozen=True, slots=True)
 class FigureSpec:
     """What a figure shows and what to look for in it. Panels share both axes. `label_points` writes the load beside each;
-    `by_engine` gives each engine a panel of its own, for marks that would lie on top of each other.
+    `by_engine` gives each engine a panel of its own, for marks that would lie on top of each other. A line of fewer than
+    `needs` points cannot show what `reading` tells to look for (`shows`). `{load}` in a title is the run's kind of load.
     """
 
     id: str
@@ -43,12 +44,14 @@ class FigureSpec:
     label_points: bool = False
     wide: bool = False
     by_engine: bool = False
+    needs: int = 2
+    shows: str = "how it moves with load"
 
 
 FIGURES: tuple[FigureSpec, ...] = (
     FigureSpec(
         "throughput",
-        "Output throughput against batch, for each input length",
+        "Output throughput against {load}, for each input length",
         "Look for the bend: left of it the next request is nearly free, because the weights are read once for all requests; "
         "right of it each request is paid in full.",
         "batch_realised",
@@ -56,10 +59,12 @@ FIGURES: tuple[FigureSpec, ...] = (
         Axis("output tokens/s"),
         (PanelSpec("", (Layer("output_tokens_per_s"),)),),
         wide=True,
+        needs=3,
+        shows="a bend",
     ),
     FigureSpec(
         "phases",
-        "Prefill and decode rates against batch",
+        "Prefill and decode rates against {load}",
         "Compare the panels: prefill fills the arithmetic units with a single prompt and gains little from a batch; decode "
         "reads all weights for each step and lives from sharing that among requests.",
         "batch_realised",
@@ -73,7 +78,7 @@ FIGURES: tuple[FigureSpec, ...] = (
     ),
     FigureSpec(
         "ttft",
-        "Time to first token against batch",
+        "Time to first token against {load}",
         "Look for growth in proportion to batch times input: prompts then wait for each other. A p90 far above p50 means a queue.",
         "batch_realised",
         REALISED,
@@ -83,7 +88,7 @@ FIGURES: tuple[FigureSpec, ...] = (
     ),
     FigureSpec(
         "tpot",
-        "Time per output token against batch",
+        "Time per output token against {load}",
         "Look for a flat start: as long as the line is level, more users cost each of them nothing.",
         "batch_realised",
         REALISED,
@@ -99,11 +104,12 @@ FIGURES: tuple[FigureSpec, ...] = (
         Axis("output tokens/s, all users"),
         (PanelSpec("", (Layer("output_tokens_per_s"),)),),
         label_points=True,
+        shows="a trade",
     ),
     FigureSpec(
         "memory",
         "KV cache: what the formula predicts and what the engine holds",
-        "Look for marks on their dotted line: the formula then explains the memory. Above it, blocks are reserved or not returned. "
+        "Look for marks on their dotted line: the formula then explains the memory. Above it, blocks may be reserved or not returned. "
         "Where a line passes the weights, the cache is the larger reader.",
         "batch_realised",
         REALISED,
@@ -120,5 +126,6 @@ FIGURES: tuple[FigureSpec, ...] = (
         ),
         wide=True,
         by_engine=True,
+        needs=1,
     ),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from reports.figure_specs import FIGURES, FigureSpec, Layer, PanelSpec
 from reports.scales import Axis
 from results.report_data import ReportData
-from results.report_format import UNKNOWN, count, number, size
+from results.report_format import UNKNOWN, count, listed, number, size
 from results.report_measures import MEASURE, Value
 from results.report_shapes import Line, Point
 
@@ -16,12 +16,14 @@ from results.report_shapes import Line, Point
 _LOG_RATIO = 30.0
 # Why something is not drawn, and which points it is.
 Missing = dict[str, list[str]]
+LOAD_WORDS = {"batch": "batch", "concurrency": "requests in flight", "rate": "request rate"}
+FLAGS = {"batch": "batch", "concurrency": "concurrency", "rate": "rate"}
 GUIDE_WORDS = {"weight_bytes": "weights", "kv_pool_bytes": "KV pool"}
 
 
 @dataclass(slots=True)
 class Mark:
-    """One point of a series. `low..high` is the range over blocks; `hollow` marks a SUSPECT cell."""
+    """One point of a series. `low..high` is the range over blocks or waves; `hollow` marks a SUSPECT cell."""
 
     x: float
     y: float
@@ -118,7 +120,7 @@ def _figure(spec: FigureSpec, data: ReportData) -> Figure:
     if any(m.hollow for panel in panels for m in panel.marks):
         keys.append(Key("SUSPECT cell", -1, 0, "points", hollow=True))
     notes = [f"{why}: {_enumerate(labels)}" for why, labels in missing.items()]
-    return Figure(spec, _x_axis(spec, data), y_axis, panels, keys, notes)
+    return Figure(worded(spec, data, panels), _x_axis(spec, data), y_axis, panels, keys, notes)
 
 
 def _x_axis(spec: FigureSpec, data: ReportData) -> Axis:
@@ -126,6 +128,28 @@ def _x_axis(spec: FigureSpec, data: ReportData) -> Axis:
     if spec.x != "batch_realised" or not data.readings.batch:
         return spec.x_axis
     return replace(spec.x_axis, label=f"realised batch ({data.readings.batch_words})")
+
+
+def worded(spec: FigureSpec, data: ReportData, panels: Sequence[Panel]) -> FigureSpec:
+    """The spec with its title and reading in the words of this run: its kind of load, and no more than its points can show."""
+    modes = list(dict.fromkeys(line.load_mode for line in data.lines))
+    load = LOAD_WORDS.get(modes[0], "load") if len(modes) == 1 else "load"
+    most = max((sum(m is not None for m in s.marks) for panel in panels for s in panel.series), default=0)
+    reading = spec.reading
+    if most < spec.needs:
+        have = "One load" if most == 1 else f"{most} loads"
+        reading = f"{have} cannot show {spec.shows}: measure more of them (--{FLAGS.get(modes[0], 'batch')} 1,4,16)."
+    if spec.id == "memory" and any(
+        p.coalesced or p.verdict == "SUSPECT" for p in data.points if p.verdict != "INVALID"
+    ):
+        reading += (
+            " Here the client was late or read several tokens at once in some cells, and the formula is fed with its "
+            "stamps: where the two differ, either may be off."
+        )
+    if any(m.high > m.low for panel in panels for m in panel.marks):
+        over = listed(sorted({v.over for p in data.points for v in p.values.values() if v.n > 1}))
+        reading += f" Whiskers reach from the lowest to the highest of the {over}."
+    return replace(spec, title=spec.title.format(load=load), reading=reading)
 
 
 def _panel_title(panel: PanelSpec, data: ReportData) -> str:
@@ -179,6 +203,7 @@ def _mark(point: Point, spec: FigureSpec, layer: Layer, data: ReportData, missin
             f"{point.blocks_invalid} of {point.blocks + point.blocks_invalid} blocks INVALID, left out", []
         ).append(point.label)
     low, high = y.low if y.low is not None else y.mean, y.high if y.high is not None else y.mean
+    low, high = (low, high) if low > 0 else (y.mean, y.mean)
     return Mark(
         x.mean, y.mean, low, high, point.verdict == "SUSPECT", _tip(point, spec, layer, data), count(point.load_value)
     )
@@ -207,7 +232,8 @@ def quantity(value: Value, unit: str) -> str:
     text = show(value.mean) if unit in ("B", "") else f"{show(value.mean)} {unit}"
     if value.n > 1 and value.low is not None and value.high is not None:
         low, high = show(value.low), show(value.high)
-        text += f" (n = {value.n})" if low == high else f" ({low} to {high}, n = {value.n})"
+        over = f"{value.n} {value.over}"
+        text += f" (alike in {over})" if low == high else f" ({low} to {high} over {over})"
     return text
 
 

@@ -16,6 +16,7 @@ from reports.figures import quantity
 from reports.sections import SECTIONS
 from results.report_data import ReportData
 from results.report_format import count, number, percent, plural, seconds, size
+from results.report_headlines import Headline
 from results.report_measures import MEASURE
 
 
@@ -36,24 +37,12 @@ def render_html(data: ReportData) -> str:
     )
 
 
-def highlights(data: ReportData) -> list[tuple[str, str, str]]:
-    """(number, unit, what it is): the few numbers that stand above everything."""
-    found: list[tuple[str, str, str]] = []
-    points = [p for p in data.points if p.verdict != "INVALID"]
-    for measure, best, words in (
-        ("output_tokens_per_s", max, "most output"),
-        ("ttft_ms_p50", min, "quickest first token, p50"),
-        ("tpot_ms_p50", min, "quickest token, TPOT p50"),
-    ):
-        known = [p for p in points if p.values[measure].mean is not None]
-        if known:
-            point = best(known, key=lambda p: p.values[measure].mean or 0.0)
-            where = point.label if len(data.engines) > 1 else f"{point.workload.label}, {point.load_label}"
-            found.append((number(point.values[measure].mean), MEASURE[measure].unit, f"{words}: {where}"))
+def highlights(data: ReportData) -> list[Headline]:
+    """The few numbers that stand above everything, and how many cells are VALID."""
     valid = data.verdicts.get("VALID", 0)
     rest = ", ".join(f"{n} {v}" for v, n in data.verdicts.items() if v != "VALID")
-    found.append((f"{valid} of {len(data.cells)}", "", f"cells VALID{'; ' + rest if rest else ''}"))
-    return found
+    verdicts = Headline(f"{valid} of {len(data.cells)}", "", f"cells VALID{'; ' + rest if rest else ''}")
+    return [*data.headlines, verdicts]
 
 
 def cell_payload(data: ReportData) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
-from reports.tables import COLUMNS, columns_of
+from reports.tables import COLUMNS, Column, columns_of
 from results.report_data import ReportData
 from results.report_format import plural
+from results.report_measures import Value
+from results.report_reasons import evidence_groups
 from results.report_shapes import Point
 
 _BADGES = {"VALID": "VALID", "SUSPECT": "**SUSPECT**", "INVALID": "**INVALID**"}
@@ -15,8 +17,13 @@ _BADGES = {"VALID": "VALID", "SUSPECT": "**SUSPECT**", "INVALID": "**INVALID**"}
 def render_markdown(data: ReportData) -> str:
     """One table row a point: means over the blocks that count."""
     parts = [f"## {escape(data.title)}", ""]
+    if data.weights:
+        parts += [f"Weights from {escape(data.weights)}", ""]
     topic = ""
     for sentence in data.answer:
+        if sentence.code:
+            # Told under the table, with its advice.
+            continue
         if sentence.topic != topic:
             topic = sentence.topic
             parts += ["", f"**{topic}**", ""]
@@ -29,9 +36,10 @@ def render_markdown(data: ReportData) -> str:
     if serious:
         parts += ["", "**Reasons**", ""]
         for row in serious:
-            label, evidence = row.evidence[0]
-            where = f"{escape(row.code)} ({row.severity}, {plural(len(row.evidence), 'cell')})"
-            parts.append(f"- {where}: {escape(label)}: {escape(evidence)} {escape(row.advice)}".rstrip())
+            what = f"{escape(row.words)} ({escape(row.code)}, {row.severity}, {plural(len(row.evidence), 'cell')})"
+            seen = [f"{g.named()}: {g.text}" if g.text else g.named() for g in evidence_groups(row)]
+            parts.append(f"- {what}. {escape(row.advice)}".rstrip())
+            parts += [f"  - {escape(text)}" for text in seen]
     if data.reproduction.starts:
         parts += ["", "Done with", "", *_code(data.reproduction.starts)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).strip() + "\n"
@@ -45,9 +53,14 @@ def _table(data: ReportData) -> list[str]:
 
 
 def _row(point: Point) -> list[str]:
-    values = [column.show(point.values[column.measure]) for column in COLUMNS]
+    values = [_with_spread(column, point.values[column.measure]) for column in COLUMNS]
     verdict = _BADGES.get(point.verdict, escape(point.verdict))
     return [escape(point.engine), escape(point.workload.label), escape(point.load_label), *values, verdict]
+
+
+def _with_spread(column: Column, value: Value) -> str:
+    spread = column.spread(value)
+    return f"{column.show(value)} ({spread})" if spread else column.show(value)
 
 
 def escape(text: str) -> str:

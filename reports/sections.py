@@ -10,7 +10,9 @@ from reports.figures import build_figures
 from reports.pictures import pictures
 from reports.tables import columns_of, memory_rows, table_rows
 from results.report_audit import asked_sentence, audit_lines, kind_lines, kv_sentence
+from results.report_background import told_apart
 from results.report_data import ReportData
+from results.report_reasons import evidence_groups
 
 Context = dict[str, Any]
 
@@ -49,7 +51,17 @@ def _memory(data: ReportData) -> Context:
 
 
 def _cells(data: ReportData) -> Context:
-    return {"columns": columns_of(data), "rows": table_rows(data), "blocks": data.blocks}
+    rows = table_rows(data)
+    spread = any(entry.spread for row in rows for entry in row.entries)
+    return {"columns": columns_of(data), "rows": rows, "blocks": data.blocks, "spread": spread}
+
+
+def _reasons(data: ReportData) -> Context:
+    return {"rows": [(row, evidence_groups(row)) for row in data.reasons]}
+
+
+def _settings(data: ReportData) -> Context:
+    return {"engines": [(e, *told_apart(e.settings)) for e in data.engines]}
 
 
 def _alike(data: ReportData) -> Context:
@@ -77,9 +89,9 @@ SECTIONS: tuple[Section, ...] = (
     Section("figures", "Figures", lambda d: d.usable > 0, _figures),
     Section("memory", "Memory", lambda d: bool(d.memory), _memory),
     Section("cells", "Cells", lambda d: bool(d.cells), _cells),
-    Section("reasons", "Reasons", lambda d: bool(d.reasons), _nothing),
+    Section("reasons", "Reasons", lambda d: bool(d.reasons), _reasons),
     Section("alike", "Are these engines set alike?", lambda d: d.audit is not None, _alike, "Set alike?"),
-    Section("settings", "Engines and their settings", lambda d: bool(d.engines), _nothing, "Settings"),
+    Section("settings", "Engines and their settings", lambda d: bool(d.engines), _settings, "Settings"),
     Section("environment", "Environment", lambda d: bool(d.environment), _environment),
     Section("reproduction", "Do it again", lambda d: True, _nothing),
     Section("definitions", "Definitions", lambda d: bool(d.definitions), _nothing),

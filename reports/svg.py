@@ -34,7 +34,10 @@ def draw_panel(figure: Figure, panel: Panel, frame: Frame, end_labels: bool) -> 
     levels = [value for p in figure.panels for value, _ in p.guides]
     x = fit(figure.x_axis, [m.x for m in marks], frame.left, frame.width - frame.right)
     y = fit(
-        figure.y_axis, [*(v for m in marks for v in (m.low, m.high)), *levels], frame.height - frame.bottom, frame.top
+        figure.y_axis,
+        [*(v for m in marks for v in (m.low, m.y, m.high)), *levels],
+        frame.height - frame.bottom,
+        frame.top,
     )
     parts = [_axes(figure, panel, frame, x, y), *(_guide(frame, y, v, text) for v, text in panel.guides)]
     parts += [_curve(s, x, y) for s in panel.series]

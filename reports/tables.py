@@ -29,6 +29,13 @@ class Column:
             return UNKNOWN
         return words(value.mean / 2**20 if MEASURE[self.measure].unit == "B" else value.mean)
 
+    def spread(self, value: Value) -> str:
+        """`low–high` of what the number is the mean of; empty where nothing differs."""
+        if value.mean is None or value.n < 2:
+            return ""
+        low, high = (self.show(Value.of(v)) for v in (value.low or 0.0, value.high or 0.0))
+        return "" if low == high else f"{low}–{high}"
+
 
 COLUMNS: tuple[Column, ...] = (
     Column("batch_realised", "realised", "batch"),
@@ -59,11 +66,14 @@ SHORT: tuple[Column, ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One field of the table: what is shown, what it is sorted by (None sorts last), and why it is missing."""
+    """One field of the table: what is shown, what it is sorted by (None sorts last), why it is missing, its spread over the
+    waves of the cell, and what stands beside it where the table has no heading."""
 
     text: str
     sort: float | None
     why: str | None = None
+    spread: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +92,8 @@ def table_rows(data: ReportData) -> list[TableRow]:
     rows = []
     for cell in data.cells:
         entries = [
-            Entry(c.show(v), v.mean, v.why if v.mean is None else None)
-            for c in COLUMNS
+            Entry(c.show(v), v.mean, v.why if v.mean is None else None, c.spread(v), f"{c.heading} {c.under}")
+            for c in columns_of(data)
             for v in [cell.values[c.measure]]
         ]
         failed = sum(n for outcome, n in cell.outcomes.items() if outcome != "ok")

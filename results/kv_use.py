@@ -105,7 +105,8 @@ def kv_numbers(
     """The `arithmetic` part of a cell's summary.
 
     `kv_bytes_engine` is what the engine says its sequences hold at most: from its step log (every step), else sampled, else
-    the part of its pool in use (whole blocks). `kv_ratio` is engine / predicted.
+    the part of its pool in use (whole blocks). `kv_allocated_bytes` is what its blocks take at most, from the same steps
+    where they tell, so that it is never below what they hold. `kv_ratio` is engine / predicted.
     """
     tokens, context = peak_context(requests, input_tokens, output_tokens)
     block = setting(session, "block_size")
@@ -123,6 +124,7 @@ def kv_numbers(
         "kv_bytes_predicted_blocks": in_blocks,
         "kv_bytes_engine": engine,
         "kv_engine_source": source,
+        "kv_allocated_bytes": _allocated_bytes(samples, steps, session, cell),
         "kv_ratio": engine / predicted if engine is not None and predicted else None,
     }
 
@@ -145,6 +147,17 @@ def _engine_bytes(
     if usage is not None and isinstance(capacity, int | float) and per_token is not None:
         return round(usage * capacity * per_token), f"kv_usage x {source}"
     return None, None
+
+
+def _allocated_bytes(
+    samples: Samples, steps: Steps | None, session: Mapping[str, Any], cell: tuple[int, int]
+) -> int | None:
+    own, block = setting(session, "kv_bytes_per_token"), setting(session, "block_size")
+    blocks = int(steps.blocks_allocated.max()) if steps is not None and len(steps) else 0
+    if blocks > 0 and isinstance(own, int | float) and isinstance(block, int):
+        return round(blocks * block * own)
+    value = _largest(samples, "kv_allocated_bytes", cell)
+    return round(value) if value is not None else None
 
 
 def _largest(samples: Samples, metric: str, cell: tuple[int, int]) -> float | None:

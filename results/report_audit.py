@@ -7,8 +7,8 @@ from typing import Any
 
 from results.audit import DIFFERS, KIND_WORDS, NOT_TOLD, Audit, AuditResult, AuditValue
 from results.audit_rules import NO, YES
-from results.report_answer import Sentence
 from results.report_format import UNKNOWN, count, listed, size
+from results.report_sentences import Sentence
 
 # How a value is known, in a word or two beside it.
 MARKS = {

@@ -151,6 +151,12 @@ def _settings(resolved: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Set
     return rows
 
 
+def told_apart(settings: Sequence[Setting]) -> tuple[list[Setting], list[Setting]]:
+    """(asked for or differing, differing first; what nobody asked for)."""
+    asked = [s for s in settings if s.asked is not None or s.differs]
+    return sorted(asked, key=lambda s: not s.differs), [s for s in settings if s not in asked]
+
+
 def _setting_text(name: str, value: Any) -> str:
     text = _text(value)
     return f"{text} ({size(value)})" if name.endswith("_bytes") and isinstance(value, int) else text
@@ -186,7 +192,8 @@ def environment(manifest: Mapping[str, Any]) -> list[Fact]:
             facts.append(Fact(group, str(name).removesuffix("_bytes").replace("_", " "), _fact_text(str(name), value)))
     model = manifest.get("model")
     if isinstance(model, Mapping):
-        facts += [Fact("model", k, str(model[k])) for k in ("name", "folder") if model.get(k)]
+        names = {"name": "name", "folder": "folder", "source": "weights from"}
+        facts += [Fact("model", words, str(model[k])) for k, words in names.items() if model.get(k)]
         config = model.get("config")
         if isinstance(config, Mapping):
             facts += [Fact("model", str(k).replace("_", " "), _text(v)) for k, v in config.items() if _is_plain(v)]

@@ -14,7 +14,7 @@ from typing import Any
 
 from results.audit import Audit, audit_run
 from results.files import read_json
-from results.report_answer import AnswerFacts, Sentence, answer
+from results.report_answer import answer
 from results.report_audit import audit_sentence
 from results.report_background import (
     Definition,
@@ -26,10 +26,12 @@ from results.report_background import (
     environment,
     reproduction,
 )
+from results.report_headlines import Headline, headlines
 from results.report_measures import MEASURE, Value, over_blocks, read_cell
 from results.report_readings import Readings, readings_of
+from results.report_reasons import reason_rows
+from results.report_sentences import AnswerFacts, Sentence
 from results.report_shapes import (
-    SEVERITIES,
     VERDICTS,
     CellRow,
     Line,
@@ -51,6 +53,7 @@ class ReportData:
     run: str
     title: str
     model: str
+    weights: str | None
     started: str | None
     scope: str
     blocks: int
@@ -62,6 +65,7 @@ class ReportData:
     lines: list[Line]
     cells: list[CellRow]
     reasons: list[ReasonRow]
+    headlines: list[Headline]
     memory: list[MemoryRow]
     environment: list[Fact]
     reproduction: Reproduction
@@ -93,7 +97,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
         key=lambda r: (order.index(r.engine), r.workload.index, r.load_mode, r.load_value, r.block),
     )
     lines = _lines(rows)
-    reasons = _reason_rows(cells, {row.id: row.label for row in rows})
+    reasons = reason_rows(cells, {row.id: row.label for row in rows})
     model = str(_model_name(manifest, experiment))
     verdicts = Counter(row.verdict for row in rows)
     blocks = len({row.block for row in rows})
@@ -120,6 +124,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
         run=str(found.get("run") or store.name),
         title=_title(model, order),
         model=model,
+        weights=_weights(manifest),
         started=_started(manifest),
         scope=scope,
         blocks=blocks,
@@ -131,6 +136,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
         lines=lines,
         cells=rows,
         reasons=reasons,
+        headlines=headlines([p for line in lines for p in line.points], memory, reasons),
         memory=memory,
         environment=facts,
         reproduction=reproduction(manifest, sessions, order, store.experiment_text),
@@ -160,6 +166,13 @@ def _model_name(manifest: Mapping[str, Any], experiment: Mapping[str, Any]) -> A
     model = manifest.get("model")
     named = model.get("name") if isinstance(model, Mapping) else model
     return named or experiment.get("model") or "unknown model"
+
+
+def _weights(manifest: Mapping[str, Any]) -> str | None:
+    """Where weights that were made or converted here come from; None for others."""
+    model = manifest.get("model")
+    source = model.get("source") if isinstance(model, Mapping) else None
+    return str(source) if source else None
 
 
 def _title(model: str, engines: Sequence[str]) -> str:
@@ -208,6 +221,7 @@ def _cell_row(
         codes=[str(r.get("code")) for r in cell.get("reasons") or []],
         outcomes={str(k): int(v) for k, v in issued.items() if isinstance(v, int) and v},
         values=read_cell(cell, scope, readings),
+        coalesced=bool((cell.get("client") or {}).get("coalesced_events")),
     )
 
 
@@ -239,19 +253,8 @@ def _point(rows: Sequence[CellRow]) -> Point:
         blocks_invalid=len(rows) - len(usable),
         codes=sorted({code for row in rows for code in row.codes}),
         values={k: over_blocks([row.values[k] for row in usable]) for k in MEASURE} if usable else none,
+        coalesced=any(row.coalesced for row in usable),
     )
-
-
-def _reason_rows(cells: Iterable[Mapping[str, Any]], labels: Mapping[str, str]) -> list[ReasonRow]:
-    rows: dict[str, ReasonRow] = {}
-    for cell in cells:
-        for reason in cell.get("reasons") or []:
-            code = str(reason.get("code"))
-            words, severity, advice = (str(reason.get(k) or "") for k in ("words", "severity", "advice"))
-            row = rows.setdefault(code, ReasonRow(code, words or code, severity or "suspect", advice, []))
-            row.evidence.append((labels[str(cell.get("id"))], str(reason.get("evidence") or "")))
-    rank = {severity: index for index, severity in enumerate(SEVERITIES)}
-    return sorted(rows.values(), key=lambda r: (-rank.get(r.severity, 1), -len(r.evidence), r.code))
 
 
 def _memory(lines: Iterable[Line]) -> list[MemoryRow]:

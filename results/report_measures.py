@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from results.report_readings import PHASES, Readings, batch_readings, load_mode, phase
@@ -48,7 +48,7 @@ MEASURES: tuple[Measure, ...] = (
     ),
     Measure("kv_bytes_engine", "KV bytes the engine holds", "B", ("arithmetic", "kv_bytes_engine")),
     Measure("kv_bytes_per_token", "KV bytes per token", "B", ("arithmetic", "kv_bytes_per_token")),
-    Measure("kv_allocated_bytes", "KV bytes in allocated blocks", "B", ("server", "kv_allocated_bytes_max")),
+    Measure("kv_allocated_bytes", "KV bytes in allocated blocks", "B", ("arithmetic", "kv_allocated_bytes")),
     Measure("kv_pool_bytes", "KV pool", "B", ("server", "kv_pool_bytes")),
     Measure("weight_bytes", "Weights", "B", ("server", "weight_bytes")),
     Measure("requests_issued", "Requests issued", "", ("requests", "issued")),
@@ -62,13 +62,14 @@ MEASURE: dict[str, Measure] = {m.id: m for m in (*MEASURES, PER_USER)}
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number with its spread over blocks: mean, smallest and largest of `n` cells. Unknown is None with `why`."""
+    """A number with its spread: smallest and largest of `n` blocks, or waves of one cell. Unknown is None with `why`."""
 
     mean: float | None
     low: float | None = None
     high: float | None = None
     n: int = 0
     why: str | None = None
+    over: str = "blocks"
 
     @property
     def known(self) -> bool:
@@ -88,9 +89,35 @@ def read_cell(cell: Mapping[str, Any], scope: str, readings: Readings) -> dict[s
     for measure, name in PHASES.items():
         if (measure, load_mode(cell)) in readings.estimates and (found := phase(cell, name)):
             values[measure] = _value(found.get("at_client"), values[measure].why or "not known")
+    if not values["kv_allocated_bytes"].known:
+        # Older summaries have it from samples only.
+        values["kv_allocated_bytes"] = _value(
+            (cell.get("server") or {}).get("kv_allocated_bytes_max"), "the server does not tell"
+        )
+    values |= _over_waves(values, (cell.get(scope) or {}).get("waves"))
     tpot = values["tpot_ms_p50"]
-    values[PER_USER.id] = Value.of(1000 / tpot.mean) if tpot.mean else Value(None, why=tpot.why)
+    values[PER_USER.id] = _inverse(tpot) if tpot.mean else Value(None, why=tpot.why)
     return values
+
+
+def _over_waves(values: Mapping[str, Value], waves: Any) -> dict[str, Value]:
+    """The measures that a cell knows for each of its waves, with their range."""
+    n = waves.get("n") if isinstance(waves, Mapping) else None
+    if not isinstance(n, int) or n < 2:
+        return {}
+    found = {}
+    for measure in ("output_tokens_per_s", "ttft_ms_p50", "tpot_ms_p50"):
+        span = waves.get(measure)
+        if values[measure].known and isinstance(span, Mapping):
+            found[measure] = replace(
+                values[measure], low=float(span["min"]), high=float(span["max"]), n=n, over="waves"
+            )
+    return found
+
+
+def _inverse(tpot: Value) -> Value:
+    mean, low, high = (1000 / v if v else None for v in (tpot.mean, tpot.high, tpot.low))
+    return replace(tpot, mean=mean, low=low, high=high)
 
 
 def _value(found: Any, why: str) -> Value:
@@ -122,8 +149,11 @@ def _why(cell: Mapping[str, Any], measure: Measure, parent: Any) -> str:
 
 
 def over_blocks(values: Sequence[Value]) -> Value:
-    """The mean over blocks with its range. Unknown blocks are left out; unknown in all is unknown with the first reason."""
+    """The mean over blocks with its range. Unknown blocks are left out; unknown in all is unknown with the first reason; a
+    single one keeps the range of its waves."""
     known = [v.mean for v in values if v.mean is not None]
     if not known:
         return Value(None, why=next((v.why for v in values if v.why), "not measured"))
+    if len(known) == 1:
+        return next(v for v in values if v.mean is not None)
     return Value(math.fsum(known) / len(known), min(known), max(known), len(known))

@@ -32,7 +32,7 @@ class WorkloadInfo:
 
 @dataclass(slots=True)
 class CellRow:
-    """One cell as measured; `values` by measure id."""
+    """One cell as measured; `values` by measure id. `coalesced`: the client found several tokens in one read."""
 
     id: str
     engine: str
@@ -45,6 +45,7 @@ class CellRow:
     codes: list[str]
     outcomes: dict[str, int]
     values: dict[str, Value]
+    coalesced: bool = False
 
     @property
     def label(self) -> str:
@@ -66,6 +67,7 @@ class Point:
     blocks_invalid: int
     codes: list[str]
     values: dict[str, Value]
+    coalesced: bool = False
 
     @property
     def load_label(self) -> str:
@@ -121,10 +123,10 @@ class MemoryRow:
         return self.engine_says.mean / self.predicted.mean
 
 
-def load_words(mode: str, value: float) -> str:
-    """`batch 16`, `16 in flight`, `4 requests/s`."""
+def load_words(mode: str, value: float | str) -> str:
+    """`batch 16`, `16 in flight`, `4 requests/s`; for several values, `batch 1 → 16`."""
     words = {"batch": "batch {}", "concurrency": "{} in flight", "rate": "{} requests/s"}
-    return words.get(mode, f"{mode} {{}}").format(count(value))
+    return words.get(mode, f"{mode} {{}}").format(value if isinstance(value, str) else count(value))
 
 
 def workload_key(workload: Mapping[str, Any]) -> str:
@@ -133,7 +135,7 @@ def workload_key(workload: Mapping[str, Any]) -> str:
 
 
 def workload_info(workload: Mapping[str, Any]) -> WorkloadInfo:
-    """A workload of summary.json in words: `128 in / 64 out`, `≈128 in / ≈64 out` where lengths vary."""
+    """A workload of summary.json in words: `128 in / 64 out`, `about 128 in / about 64 out` where lengths vary."""
     (given, given_label), (asked, asked_label) = (_length(workload.get(k)) for k in ("input_len", "output_len"))
     if given_label is None or asked_label is None:
         name = str(workload.get("label") or workload.get("name") or workload.get("type") or "workload")
@@ -150,5 +152,5 @@ def _length(length: Any) -> tuple[int | None, str | None]:
         return tokens, f"{tokens:,}"
     low, high = length.get("low"), length.get("high")
     if isinstance(low, int) and isinstance(high, int):
-        return (low + high) // 2, f"≈{(low + high) // 2:,}"
+        return (low + high) // 2, f"about {(low + high) // 2:,}"
     return None, str(length.get("dist", "varying"))

@@ -49,6 +49,12 @@ def cell(engine: str, batch: int, input_len: int, block: int = 0, speed: float =
         "itl_pooled_ms": distribution(1000 * batch / output, n * 63),
         "e2e_ms": distribution(64_000 * batch / output, n),
         "scheduled_e2e_ms": distribution(64_000 * batch / output, n),
+        "waves": {
+            "n": 3,
+            "output_tokens_per_s": {"min": output * 0.97, "max": output * 1.02},
+            "ttft_ms_p50": {"min": input_len * batch / speed, "max": input_len * 1.3 * batch / speed},
+            "tpot_ms_p50": {"min": 970 * batch / output, "max": 1040 * batch / output},
+        },
     }
     return {
         "id": f"{engine}-{batch}-{input_len}-{block}",
@@ -202,6 +208,7 @@ def make_run(
     model: str = "smollm2-135m",
     planned: int | None = None,
     setups: Mapping[str, Setup] = MappingProxyType({}),
+    source: str | None = None,
 ) -> RunStore:
     """A run folder holding `cells` in its summary, and a session for each engine and block; `setups` by engine label."""
     engines = list(dict.fromkeys(c["engine"] for c in cells)) or ["reference"]
@@ -228,7 +235,12 @@ def make_run(
         "device": {"name": None, "reason": "no NVIDIA driver on this machine"},
         "packages": {"torch": "2.13.0", "numpy": "2.4.6"},
         "git": {"commit": "0123456789abcdef", "dirty": False},
-        "model": {"name": model, "folder": "/models/x", "config": {"num_hidden_layers": 30, "hidden_size": 576}},
+        "model": {
+            "name": model,
+            "folder": "/models/x",
+            "source": source,
+            "config": {"num_hidden_layers": 30, "hidden_size": 576},
+        },
         "start": {
             "command": ["dyno", "sweep", "--backend", "reference", "--model", model, "--batch", "1,4,16"],
             "cwd": "/home/someone",

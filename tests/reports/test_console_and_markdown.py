@@ -120,3 +120,45 @@ def test_markdown_keeps_names_as_text(tmp_path: Path) -> None:
 def test_markdown_escapes_each_character_once() -> None:
     assert escape("a|b*c_d`e[f]~g\\h") == r"a\|b\*c\_d\`e\[f\]\~g\\h"
     assert escape("<b> & ") == "&lt;b&gt; &amp;"
+
+
+@pytest.mark.parametrize("width", [80, 60, 50])
+def test_a_narrow_terminal_loses_whole_columns_and_no_letter(tmp_path: Path, width: int) -> None:
+    text = printed(data_of(tmp_path, grid(("reference-a", "reference-b"))), width)
+    assert max(map(len, text.splitlines())) <= width
+    table = "\n".join(text.splitlines()[-18:-2])
+    assert "…" not in table
+    assert {"engine", "tokens", "batch", "verdict"} <= set(table.split())
+    assert {len(line.split()) for line in lines_of(text) if line.endswith(" VALID")} == {{80: 10, 60: 8, 50: 8}[width]}
+
+
+def test_nothing_in_a_pipe_ends_in_blanks(tmp_path: Path) -> None:
+    for line in printed(data_of(tmp_path, grid(("a", "b")))).splitlines():
+        assert line == line.rstrip()
+
+
+def test_the_terminal_has_a_line_on_latency_and_one_on_prefill_and_decode(tmp_path: Path) -> None:
+    lines = lines_of(printed(data_of(tmp_path, grid())))
+    assert lines[lines.index("Latency") + 1].startswith("  Batch 1 → 16 multiplies TTFT p50")
+    assert lines[lines.index("Prefill and decode") + 1].startswith("  Prefill runs at")
+
+
+def test_a_run_without_a_cell_is_one_sentence(tmp_path: Path) -> None:
+    text = printed(data_of(tmp_path, []), report=tmp_path / "report.html")
+    assert len(text.splitlines()) == 1
+    assert text.startswith("No cell has been committed yet")
+
+
+def test_reasons_are_told_in_words_with_what_was_seen_and_notes_in_one_sentence(tmp_path: Path) -> None:
+    cells = grid()
+    cells[0] = flawed("SUSPECT", "client_lag", "lag 12 ms")(cells[0])
+    cells[1] = flawed("INVALID", "server_died", "exit code -9")(cells[1])
+    data = data_of(tmp_path, cells)
+    said = " ".join(printed(data).split())
+    assert "SUSPECT client lag (client_lag), 1 cell reference, 128 in / 64 out, batch 1: lag 12 ms" in said
+    assert "INVALID server died (server_died), 1 cell reference, 128 in / 64 out, batch 4: exit code -9" in said
+    assert "no window. The report tells more." in said
+    assert "no_window" not in said
+    markdown = render_markdown(data)
+    assert r"client lag (client\_lag, suspect, 1 cell)" in markdown
+    assert "reference, 128 in / 64 out, batch 1: lag 12 ms" in markdown

@@ -190,3 +190,65 @@ def test_a_page_over_the_limit_is_refused_and_the_old_one_kept(tmp_path: Path) -
     with pytest.raises(StoreError, match=r"6 MiB"):
         render_report(store, data)
     assert (store.path / "report.html").read_bytes() == before
+
+
+def figure_of(tmp_path: Path, cells: list[Cell], name: str, **options: Any) -> str:
+    text = render_html(load_report_data(make_run(tmp_path / "run", cells, **options)))
+    found = re.search(rf'<figure id="figure-{name}".*?</figure>', text, re.DOTALL)
+    assert found
+    return found[0]
+
+
+@pytest.mark.parametrize(("batches", "bend"), [((1,), False), ((1, 4), False), ((1, 4, 16), True)])
+def test_no_bend_is_promised_where_too_few_points_could_show_one(
+    tmp_path: Path, batches: tuple[int, ...], bend: bool
+) -> None:
+    figure = figure_of(tmp_path, grid(batches=batches), "throughput")
+    assert ("Look for the bend" in figure) == bend
+    assert ("cannot show a bend" in figure) != bend
+
+
+def test_figures_of_a_closed_loop_speak_of_requests_in_flight(tmp_path: Path) -> None:
+    cells = [{**c, "load": {"mode": "concurrency", "value": c["load"]["value"]}} for c in grid()]
+    figure = figure_of(tmp_path, cells, "throughput")
+    assert "Output throughput against requests in flight" in figure
+    assert "against batch" not in figure
+    assert "16 in flight" in figure
+
+
+def test_the_spread_over_waves_is_drawn_and_told(tmp_path: Path) -> None:
+    figure = figure_of(tmp_path, grid(batches=(4,), input_lens=(128,)), "ttft")
+    assert figure.count('class="whisker"') == 2  # p50 alone, for wide and narrow screens
+    assert "TTFT p50: 563 ms (512 to 666 over 3 waves)" in figure
+    assert "lowest to the highest of the waves" in figure
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_memory_blames_neither_side_where_the_client_was_late(tmp_path: Path, late: bool) -> None:
+    cells = grid()
+    if late:
+        cells[0] = {**cells[0], "client": {"lag_ms_p99": 0.2, "coalesced_events": 3}}
+    assert ("either may be off" in figure_of(tmp_path, cells, "memory")) == late
+
+
+def test_settings_nobody_asked_for_are_folded_away_and_differing_ones_come_first(tmp_path: Path) -> None:
+    text = render_html(load_report_data(make_run(tmp_path / "run", grid())))
+    section = text.split('<section id="settings"')[1].split("</section>")[0]
+    shown, folded = section.split('<details class="rest">')
+    assert re.findall(r"<code>(\w+)</code></th>", shown) == ["dtype", "block_size"]
+    assert re.findall(r"<code>(\w+)</code></th>", folded) == ["kv_cache_bytes"]
+    assert "1 setting that nobody asked for" in folded
+
+
+def test_weights_that_were_converted_are_told_beside_the_model_s_name(tmp_path: Path) -> None:
+    page = page_of(tmp_path, grid(), source="<b>a Q4_1 GGUF</b>, dequantised")
+    assert "Weights from <b>a Q4_1 GGUF</b>, dequantised" in " ".join(page.texts)
+    assert "Weights from" not in " ".join(page_of(tmp_path / "plain", grid()).texts)
+
+
+def test_a_headline_from_a_suspect_cell_is_marked(tmp_path: Path) -> None:
+    text = render_html(
+        load_report_data(make_run(tmp_path / "run", [flawed("SUSPECT", "client_lag")(c) for c in grid()]))
+    )
+    assert text.count('class="doubt"') == 4
+    assert "<b>SUSPECT: client lag</b>" in text
