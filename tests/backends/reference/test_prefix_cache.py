@@ -149,3 +149,11 @@ def test_tokens_that_several_requests_share_are_held_once() -> None:
     assert engine.stats().blocks_allocated == 3 + 3
     run_to_end(engine)
     assert engine.stats().tokens_held == 0
+
+
+def test_block_with_the_right_hash_and_tokens_after_another_beginning_is_not_taken() -> None:
+    blocks = BlockManager(40, 4, PrefixCache(4, hash_of=lambda parent, tokens: 0))
+    engine = Engine(Scheduler(blocks, 200, 8, 30), HashRunner(4))
+    ask(engine, [1, 2, 3, 4, 5, 5, 5, 5], 1)  # the last block published is the second
+    prompt = [5, 5, 5, 5, 9]
+    assert ask(engine, prompt, 1) == (expected_output(prompt, 1), 0)
