@@ -19,7 +19,7 @@ from results.report_shapes import Line, Point
 _WIDTH = 80
 # What is left out says no more than the title and the table.
 _UNSAID = ("Measured",)
-_MODE_HEADS = {"concurrency": "flight"}
+_MODE_HEADS = {"concurrency": "in\nflight"}
 _STYLES = {
     "VALID": "green",
     "SUSPECT": "yellow",
@@ -82,7 +82,7 @@ def cell_table(data: ReportData, width: int = _WIDTH) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("\nengine", max_width=room, no_wrap=True, overflow="ellipsis")
     table.add_column("input\ntokens", justify="right", no_wrap=True, max_width=_INPUT_WIDTH, overflow="ellipsis")
-    table.add_column(f"\n{_load_head(data)}", justify="right", no_wrap=True)
+    table.add_column(_load_head(data), justify="right", no_wrap=True)
     for column in columns:
         table.add_column(f"{column.heading}\n{column.under}", justify="right", no_wrap=True)
     table.add_column("\nverdict", no_wrap=True)
@@ -100,7 +100,13 @@ def fitting(data: ReportData, width: int) -> tuple[list[Column], int]:
     several, points = len(_modes(data)) > 1, [(line, p) for line in data.lines for p in line.points]
     for measure in (None, *_DROPPED):
         columns = [c for c in columns if c.measure != measure]
-        heads = ["engine", "tokens", _load_head(data), *(max(c.heading, c.under, key=len) for c in columns), "verdict"]
+        heads = [
+            "engine",
+            "tokens",
+            _load_head(data).split("\n")[1],
+            *(max(c.heading, c.under, key=len) for c in columns),
+            "verdict",
+        ]
         rows = [[t.plain for t in _row(plain(line.engine), line, p, several, columns)] for line, p in points]
         engine, tokens, *rest = (max(len(text) for text in column) for column in zip(heads, *rows, strict=True))
         room = width - min(tokens, _INPUT_WIDTH) - sum(rest) - len(rest) - 1
@@ -111,7 +117,7 @@ def fitting(data: ReportData, width: int) -> tuple[list[Column], int]:
 
 def _load_head(data: ReportData) -> str:
     modes = _modes(data)
-    return "load" if len(modes) > 1 else _MODE_HEADS.get(modes[0], modes[0][:6])
+    return "\nload" if len(modes) > 1 else _MODE_HEADS.get(modes[0], f"\n{modes[0][:6]}")
 
 
 def engine_names(data: ReportData, room: int = _ENGINE_WIDTH) -> dict[str, str]:

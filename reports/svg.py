@@ -151,7 +151,7 @@ def _end_labels(series: Sequence[Series], x: Scale, y: Scale) -> str:
             ends.append((y(last.y), x(last.x), s))
     parts, floor = [], float("-inf")
     for at_y, at_x, s in sorted(ends, key=lambda e: e[0]):
-        at = max(at_y, floor + 16)
+        at = max(at_y, floor + 20)
         floor = at
         parts.append(
             f'<text class="end-label c{s.colour % COLOURS}" x="{at_x + 12:.1f}" y="{at + 4:.1f}">{escape(_short(s.name))}</text>'

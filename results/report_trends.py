@@ -99,6 +99,9 @@ def throughput_sentences(facts: AnswerFacts) -> list[Sentence]:
             "Throughput", [f"{step} gives {_last(spans, measure)} output tokens/s{doubt}: one load shows no trend"]
         )
     told = [f"{step} multiplies output tokens/s by {_per_line(facts, spans, _factor(measure))}{doubt}"]
+    untold = [e.label for e in facts.engines if e.label not in {line.engine for line, _ in spans}]
+    if untold:
+        told.append(f"not told of {listed(untold)}: no two loads there that are VALID and comparable")
     return said("Throughput", [*told, *(peak for line in facts.lines if (peak := _peak(facts, line, measure)))])
 
 
@@ -159,8 +162,8 @@ def latency_sentences(facts: AnswerFacts) -> list[Sentence]:
         return []
     step, spans, doubt = trend
     if _one_load(spans):
-        told = [f"{words} {_last(spans, measure)} ms" for measure, words in measures.items()]
-        return said("Latency", [f"at {step} {' and '.join(told)}{doubt}"])
+        told = [f"{words} is {_last(spans, measure)} ms" for measure, words in measures.items()]
+        return said("Latency", [f"at {step}, {' and '.join(told)}{doubt}"])
     told = [f"{words} by {_per_line(facts, spans, _factor(measure))}" for measure, words in measures.items()]
     return said("Latency", [f"{step} multiplies {', and '.join(told)}{doubt}"])
 

@@ -46,6 +46,17 @@ CONTRAST = """() => {
   return { text: found, series: Math.min(...series) };
 }"""
 
+# Whatever is wider than its frame, and words in a plot that lie on each other (a few pixels of their boxes are air).
+CUT = """() => [...document.querySelectorAll('.scroll, nav ul, pre, .badge, button, .highlights dd, .highlights dt')]
+  .filter((e) => e.offsetParent && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display !== 'inline')
+  .map((e) => `${e.getAttribute('aria-label') || e.className || e.tagName}: ${e.scrollWidth} > ${e.clientWidth}`)"""
+OVERLAPS = """() => [...document.querySelectorAll('.plot')].flatMap((plot) => {
+  const texts = [...plot.querySelectorAll('text')].map((t) => [t.textContent, t.getBoundingClientRect()]);
+  const seen = texts.filter(([, box]) => box.width);
+  const over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3;
+  return seen.flatMap(([name, a], i) => seen.slice(i + 1).filter(([, b]) => over(a, b)).map(([other]) => `${name} / ${other}`));
+})"""
+
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -54,6 +65,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cells[5] = flawed("INVALID", "server_died", "exit code -9")(cells[5])
     setups = {"vllm-default": VLLM_LIKE, "reference-paged": REFERENCE_LIKE}
     return render_report(make_run(tmp_path_factory.mktemp("report") / "two-engines", cells, setups=setups))
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cells = [flawed("SUSPECT", "client_lag")(c) for c in grid(batches=(4,), input_lens=(128,))]
+    return render_report(make_run(tmp_path_factory.mktemp("single") / "one-cell", cells))
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +120,17 @@ def test_no_text_of_a_figure_leaves_its_card(report: Path, open_page: Open) -> N
             })"""
         )
         assert out == []
+
+
+@pytest.mark.parametrize("width", [1280, 820, 390])
+def test_nothing_is_cut_at_an_edge_and_no_texts_of_a_plot_overlap(
+    report: Path, single: Path, open_page: Open, width: int
+) -> None:
+    for path in (report, single):
+        page = open_page(path, width).page
+        page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        assert page.evaluate(CUT) == []
+        assert page.evaluate(OVERLAPS) == []
 
 
 def test_hover_and_arrow_keys_show_a_mark_s_numbers(report: Path, open_page: Open) -> None:

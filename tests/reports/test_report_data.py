@@ -155,6 +155,13 @@ def test_factors_of_several_engines_are_over_the_same_loads_and_from_valid_cells
     assert texts(load(tmp_path, cells), "Throughput") == [f"Batch 4 → 16 multiplies output tokens/s by {factor}."]
 
 
+def test_an_engine_without_two_comparable_loads_is_named_as_such(tmp_path: Path) -> None:
+    cells = grid(("a", "b"), (1, 16), (128,))
+    cells[0] = flawed("SUSPECT", "client_lag")(cells[0])
+    (text,) = texts(load(tmp_path, cells), "Throughput")
+    assert "not told of a: no two loads" in text
+
+
 def test_sentences_from_suspect_cells_say_so(tmp_path: Path) -> None:
     data = load(tmp_path, [flawed("SUSPECT", "client_lag")(c) for c in grid(("a", "b"))])
     for topic in ("Engines", "Throughput", "Input length", "Latency", "Prefill and decode", "Memory"):
