@@ -41,7 +41,8 @@ def size(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     rest, unit = float(value), 0
-    while abs(rest) >= 1024 and unit < len(_BINARY) - 1:
+    # What would be shown as 1,024 is one of the next unit; bytes are shown whole.
+    while abs(rest) >= (1023.5 if unit else 1024) and unit < len(_BINARY) - 1:
         rest /= 1024
         unit += 1
     return f"{count(rest) if unit == 0 else number(rest)} {_BINARY[unit]}"
