@@ -54,8 +54,8 @@ OUTCOME_WORDS: dict[Outcome, str] = {
     Outcome.RESET: "the connection broke before the answer ended",
     Outcome.TIMEOUT: "connect, first token, between tokens or the whole took longer than allowed",
     Outcome.TRUNCATED: "the body ended cleanly but without an end marker",
-    Outcome.STREAM_ERROR: "an error object inside a 200 answer",
-    Outcome.SHORT: "fewer tokens than asked although end-of-sequence was to be ignored",
+    Outcome.STREAM_ERROR: "an error object inside a 200 answer, or nothing of the protocol in it",
+    Outcome.SHORT: "no token, or fewer than asked although end-of-sequence was to be ignored",
     Outcome.CANCELLED: "ended by the client",
 }
 
