@@ -23,6 +23,8 @@ def work_folder(out: Path | None, prefix: str) -> Iterator[Path]:
     try:
         yield folder
     except (EngineError, typer.Exit):
+        if not any(path.is_file() for path in folder.rglob("*")):
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
