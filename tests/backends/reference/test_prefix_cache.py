@@ -151,9 +151,10 @@ def test_tokens_that_several_requests_share_are_held_once() -> None:
     assert engine.stats().tokens_held == 0
 
 
-def test_block_with_the_right_hash_and_tokens_after_another_beginning_is_not_taken() -> None:
+@pytest.mark.parametrize("first", [[1, 2, 3, 4, 5, 5, 5, 5], [1, 2, 3, 4, 0]], ids=["other beginning", "other tokens"])
+def test_block_of_the_right_hash_is_not_taken_for_another(first: list[int]) -> None:
     blocks = BlockManager(40, 4, PrefixCache(4, hash_of=lambda parent, tokens: 0))
     engine = Engine(Scheduler(blocks, 200, 8, 30), HashRunner(4))
-    ask(engine, [1, 2, 3, 4, 5, 5, 5, 5], 1)  # the last block published is the second
+    ask(engine, first, 1)  # the last block published is what every hash finds
     prompt = [5, 5, 5, 5, 9]
     assert ask(engine, prompt, 1) == (expected_output(prompt, 1), 0)

@@ -151,6 +151,13 @@ def test_static_batch_takes_nobody_in_before_all_in_it_finished(batching: str) -
     assert log.total("prefill_tokens") == sum(prompt for prompt, _ in lengths)
 
 
+def test_padding_gives_way_before_anybody_is_preempted() -> None:
+    # The first ends early with two blocks, and the second comes to need six of the seven.
+    log = logged(Switches(batching="static-pad"), [(4, 2), (4, 20)], num_blocks=7, block_size=4, max_model_len=28)
+    assert log.total("padding_tokens") > 0
+    assert log.total("preempted") == 0
+
+
 def first_steps(engine: Engine) -> dict[int, int]:
     assert isinstance(engine.runner, HashRunner)
     found: dict[int, int] = {}
