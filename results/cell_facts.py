@@ -73,6 +73,8 @@ def cell_facts(
         retries=client["retries"],
         stamps_disbelieved=client["stamps_disbelieved"],
         coalesced_events=client["coalesced_events"],
+        foreign_cores=server.foreign_cores(client["cpu_s"]),
+        host_cpus=server.numbers["host_cpus"],
         token_chunks=len(tokens),
         prefix_hits=server.numbers["prefix_hits"],
         prefix_queries=server.numbers["prefix_queries"],

@@ -94,12 +94,15 @@ def summarise(
     if mode == "concurrency":
         facts.lock_index, facts.lock_phases = lock_index(requests)
         facts.slots = int(value or 0)
+    spread = wave_spread(data) if data and whole else None
+    if spread and (rates := spread["output_tokens_per_s"]):
+        facts.wave_count, facts.wave_rates = spread["n"], (rates["min"], rates["max"])
     facts.found = _merged(notes, record)
     reasons = reasons_of(facts)
     summary = {
         **_identity(record, reasons),
         "requests": {"issued": facts.issued, "ok": facts.ok, "by_outcome": dict(facts.by_outcome)},
-        "whole": {**whole, "waves": wave_spread(data)} if data and whole else None,
+        "whole": {**whole, "waves": spread} if data and whole else None,
         "window": None,
         "phases": _phases(data, facts.preemptions),
         "batch": {

@@ -51,6 +51,10 @@ class CellFacts:
     retries: int | None = None
     stamps_disbelieved: int | None = None
     coalesced_events: int | None = None
+    foreign_cores: float | None = None
+    host_cpus: float | None = None
+    wave_rates: tuple[float, float] | None = None
+    wave_count: int = 0
     token_chunks: int = 0
     prefix_hits: float | None = None
     prefix_queries: float | None = None
@@ -81,6 +85,12 @@ FEW_OK_NOTE = 20
 LAG_MS = 5.0
 LAG_SHARE_OF_TPOT = 0.10
 LAG_SHARE_OF_E2E = 0.05
+# Cores of the machine that somebody else may use; a sampler and an idle desktop stay well below it.
+FOREIGN_SHARE = 0.15
+# Waves send the same work, so the quickest should be about as quick as the slowest.
+WAVE_RATIO = 1.5
+# Above this share the system handed over several chunks at once all the time, each with the last one's stamp.
+COALESCED_SUSPECT = 0.20
 # (slots, bar): the index above which so many slots, up to the next row, are called locked. Few slots come close by chance.
 LOCK_BARS = ((8, 0.7), (4, 0.8), (3, 0.95), (0, 0.99))
 LOCK_PHASES = 8
@@ -167,6 +177,21 @@ def stamps_disordered(f: CellFacts) -> Finding | None:
     return Finding(f"{f.disordered} of {f.issued} requests, e.g. {f.disordered_example}")
 
 
+def foreign_load(f: CellFacts) -> Finding | None:
+    if f.foreign_cores is None or not f.host_cpus or f.foreign_cores <= FOREIGN_SHARE * f.host_cpus:
+        return None
+    return Finding(
+        f"neither server nor client used {f.foreign_cores:.2f} of the {f.host_cpus:.0f} cores that were busy"
+    )
+
+
+def waves_disagree(f: CellFacts) -> Finding | None:
+    if f.wave_rates is None or f.wave_count < 3 or f.wave_rates[1] <= WAVE_RATIO * f.wave_rates[0]:
+        return None
+    low, high = f.wave_rates
+    return Finding(f"output tokens/s of {f.wave_count} like waves lie between {low:.1f} and {high:.1f}")
+
+
 def client_lag(f: CellFacts) -> Finding | None:
     if f.lag_ms_p99 is None:
         return None
@@ -182,7 +207,12 @@ def client_lag(f: CellFacts) -> Finding | None:
     # which lowers throughput by the share of a request's whole time that it is.
     delays = f.e2e_ms_p50 is None or f.lag_ms_p99 > LAG_SHARE_OF_E2E * f.e2e_ms_p50
     e2e = "" if f.e2e_ms_p50 is None else f", E2E p50 {f.e2e_ms_p50:.1f} ms"
-    return Finding(f"{evidence}{e2e}; kernel stamps keep it out of the times", None if delays else Severity.NOTE)
+    kept = (
+        "the times hold where chunks came one by one"
+        if f.coalesced_events
+        else "kernel stamps keep it out of the times"
+    )
+    return Finding(f"{evidence}{e2e}; {kept}", None if delays else Severity.NOTE)
 
 
 def no_kernel_stamps(f: CellFacts) -> Finding | None:
@@ -214,7 +244,9 @@ def stamps_disbelieved(f: CellFacts) -> Finding | None:
 def coalesced(f: CellFacts) -> Finding | None:
     if not f.coalesced_events or f.coalesced_events <= COALESCED_SHARE * f.token_chunks:
         return None
-    return Finding(f"{f.coalesced_events} of {f.token_chunks} chunks with tokens came in one read with the one before")
+    many = f.coalesced_events > COALESCED_SUSPECT * f.token_chunks
+    evidence = f"{f.coalesced_events} of {f.token_chunks} chunks with tokens came in one read with the one before"
+    return Finding(evidence, Severity.SUSPECT if many else None)
 
 
 def prefix_cache_hits(f: CellFacts) -> Finding | None:

@@ -174,6 +174,20 @@ REASONS: tuple[Row, ...] = (
         "end of the session's server.log.",
     ),
     Row(
+        "foreign_load",
+        _S,
+        "Other processes used the machine",
+        "What they used, the engine and the client went without. Stop them, or measure when the machine is quiet.",
+        rules.foreign_load,
+    ),
+    Row(
+        "waves_disagree",
+        _S,
+        "Waves of the same work took unlike times",
+        "Something changed while the cell ran. Look for other load on the machine, and measure again with more --requests.",
+        rules.waves_disagree,
+    ),
+    Row(
         "client_lag",
         _S,
         "The client read late",
@@ -221,7 +235,8 @@ REASONS: tuple[Row, ...] = (
         "coalesced_events",
         _N,
         "Chunks that arrived together",
-        "The gap between them is 0, which is no time between tokens: low percentiles of ITL are too low. TPOT is not touched.",
+        "They carry the arrival of the last of them: gaps between them are 0, and where it is most chunks, TTFT reads late and TPOT "
+        "low. Give the client a core of its own, or lower the load.",
         rules.coalesced,
     ),
     Row(

@@ -10,6 +10,8 @@ import numpy as np
 from results.clock import NS_PER_S
 from results.events import Floats, Ints, Samples
 
+_LONG_ENOUGH_S = 5.0
+
 # Shown under the first name: the largest reading inside the cell of (source, metric).
 MAXIMA = {
     "kv_usage_max": ("server", "kv_usage"),
@@ -21,6 +23,7 @@ MAXIMA = {
     "waiting_max": ("server", "waiting"),
     "weight_bytes": ("server", "weight_bytes"),
     "rss_bytes_max": ("host", "server_rss_bytes"),
+    "host_cpus": ("host", "host_cpus"),
 }
 # Shown under the first name: how much (source, metric) grew over the cell.
 COUNTERS = {
@@ -30,6 +33,7 @@ COUNTERS = {
     "prompt_tokens": ("server", "prompt_tokens_total"),
     "generation_tokens": ("server", "generation_tokens_total"),
     "cpu_s": ("host", "server_cpu_s"),
+    "host_busy_s": ("host", "host_busy_s"),
 }
 
 
@@ -59,6 +63,19 @@ class ServerUse:
         """The server's counter that fell, if one did."""
         names = (COUNTERS[k][1] for k, g in self.growth.items() if g.fell and COUNTERS[k][0] == "server")
         return next(names, None)
+
+    def foreign_cores(self, client_cpu_s: float | None) -> float | None:
+        """Cores that neither the server nor the load client used, in the mean over the readings around the cell.
+
+        None where the server's own use is not known (one that was not started by the run), and for cells too short to tell:
+        the readings also hold the start of the load client, a good part of a second.
+        """
+        busy, own = self.growth["host_busy_s"], self.growth["cpu_s"]
+        if busy.value is None or own.value is None or client_cpu_s is None or not busy.seconds or not own.seconds:
+            return None
+        if busy.seconds < _LONG_ENOUGH_S:
+            return None
+        return max(0.0, busy.value / busy.seconds - own.value / own.seconds - client_cpu_s / busy.seconds)
 
     def covered(self, name: str) -> float | None:
         """A counter's growth where it is that of the whole cell and nothing else."""

@@ -27,16 +27,21 @@ class HostSampler:
 
     def sample(self) -> list[Sample]:
         """One reading of everything; never raises for processes that come and go."""
-        return [self._machine(), *self._server()]
+        return [*self._machine(), *self._server()]
 
-    def _machine(self) -> Sample:
+    def _machine(self) -> list[Sample]:
         t, cpu = now_ns(), psutil.cpu_times()
         busy, total = _busy_and_total(cpu)
         busy0, total0 = _busy_and_total(self._last_cpu)
         t0, self._last_t, self._last_cpu = self._last_t, t, cpu
-        if total <= total0:
-            return Sample(self.source, "host_cpu_fraction", t0, t, None, "no CPU time passed between two readings")
-        return Sample(self.source, "host_cpu_fraction", t0, t, (busy - busy0) / (total - total0))
+        share = (busy - busy0) / (total - total0) if total > total0 else None
+        why = None if share is not None else "no CPU time passed between two readings"
+        return [
+            Sample(self.source, "host_cpu_fraction", t0, t, share, why),
+            # With the server's and the client's own CPU time taken off, what is left is what somebody else used.
+            Sample(self.source, "host_busy_s", t, t, busy),
+            Sample(self.source, "host_cpus", t, t, float(psutil.cpu_count() or 1)),
+        ]
 
     def _server(self) -> list[Sample]:
         names = ("server_cpu_s", "server_rss_bytes")
