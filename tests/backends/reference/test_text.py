@@ -63,6 +63,8 @@ def test_text_ends_at_the_first_stop_string_whatever_the_tokens(
         ([0, 4], ["aab"], ["", "a"]),  # a stop string that begins again within itself
         ([6, 0, 1, 6], ["abc"], ["c", "", "", ""]),
         ([6, 6], ["x"], ["c", "c"]),
+        ([0, 0, 1], ["aab"], ["", "", ""]),  # the longest beginning is held, not the shortest
+        ([4], ["b", "a"], [""]),  # of two in one piece the earlier ends it
     ],
 )
 def test_text_is_held_back_no_longer_than_it_may_become_a_stop(
