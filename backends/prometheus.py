@@ -22,7 +22,8 @@ def parse_prometheus(text: str, names: Collection[str] | None = None) -> list[Sa
     Lines that are no samples are skipped: a server's page is not ours to judge. Values may be NaN or infinite.
     """
     samples: list[Sample] = []
-    for line in text.splitlines():
+    for raw in text.splitlines():
+        line = raw.strip()
         if not line or line[0] == "#":
             continue
         brace = line.find("{")

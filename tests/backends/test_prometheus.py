@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backends.base import MetricRule
@@ -65,6 +65,7 @@ def test_kv_tokens_come_from_the_engines_own_label() -> None:
 
 
 @given(st.text(max_size=200))
+@example(" ")
 def test_any_text_is_tolerated(text: str) -> None:
     parse_prometheus(text)
 
