@@ -29,8 +29,8 @@ _SECRET_ENDS = (
 # Secret only as whole words ("compat" and "compass" are not).
 _SECRET_WORDS = frozenset(("pat", "pass", "askpass", "pgpass"))
 _WORD = re.compile(r"[A-Za-z]+")
-_BEARER = re.compile(r"\b(?P<scheme>bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
-_USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@]+@")
+_BEARER = re.compile(r"\b(?P<scheme>bearer|basic)\s+(?P<secret>[A-Za-z0-9._~+/=-]{6,})", re.IGNORECASE)
+_USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)(?P<secret>[^/\s@]+)@")
 # Values of this length or less are too common to look for elsewhere ("1", "true").
 _SHORTEST_SECRET = 6
 
@@ -100,4 +100,6 @@ def hidden_words(argv: Sequence[str]) -> frozenset[str]:
             found.add(word)
         elif shown.endswith(f"={HIDDEN}"):
             found.add(word.partition("=")[2])
+        else:
+            found |= {match["secret"] for pattern in (_BEARER, _USERINFO) for match in pattern.finditer(word)}
     return frozenset(value for value in found if len(value) >= _SHORTEST_SECRET)

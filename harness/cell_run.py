@@ -179,8 +179,9 @@ def _drive(
                 time.sleep(_POLL_S)
             result = load.wait(_END_S)
         except KeyboardInterrupt:
-            load.stop()
-            load.wait(_END_S)
+            if load.pid is not None:  # else the interrupt came before there was a worker
+                load.stop()
+                load.wait(_END_S)
             raise CellInterruptedError("Interrupted.") from None
         except LoadWorkerDiedError as error:
             faults.append(Fault("load_failed", str(error)))

@@ -70,3 +70,18 @@ def test_a_plain_command_line_is_kept_as_it_is() -> None:
 def test_a_key_after_its_flag_never_shows(before: list[str], key: str) -> None:
     words = [word for word in before if key not in word]
     assert key not in " ".join(public_argv([*words, "--api-key", key]))
+
+
+def test_what_a_command_line_hides_can_be_looked_for_elsewhere() -> None:
+    from backends.redact import hidden_words
+
+    argv = [
+        "--api-key",
+        "k-123456",
+        "--token=t-123456",
+        "Authorization: Bearer b-123456",
+        "pg://u:pw-1234@h/x",
+        "--seed",
+        "7",
+    ]
+    assert hidden_words(argv) == {"k-123456", "t-123456", "b-123456", "u:pw-1234"}

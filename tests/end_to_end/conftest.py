@@ -40,7 +40,10 @@ class Run:
 
     def sweep(self, *words: str, **env: str) -> subprocess.Popen[str]:
         return self.start(
-            "sweep", "--backend", "reference", "--model", str(self.model), "--out", str(self.folder), *words, **env
+            # One thread: several of these tests may share two cores, and threads that wait for each other do badly there.
+            *("sweep", "--engine", "label=reference,backend=reference,threads=1", "--model", str(self.model)),
+            *("--out", str(self.folder), *words),
+            **env,
         )
 
     def summary(self) -> dict[str, Any]:
