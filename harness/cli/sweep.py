@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.experiment import Experiment
+    from harness.model_parts import ModelParts
+    from harness.runner import RunOutcome
+    from results.store import RunWriter
 
 
 def sweep(
@@ -65,6 +68,9 @@ def sweep(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/MODEL-HASH")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="After the cells, see whether the engines give the same tokens.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json at the end instead of tables.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and what it will send, and stop.")] = False,
@@ -89,7 +95,7 @@ def sweep(
     if dry_run:
         print_plan(asked, folder, console, as_json)
         return
-    raise typer.Exit(run_sweep(asked, folder, console, quiet, as_json))
+    raise typer.Exit(run_sweep(asked, folder, console, quiet, as_json, verify))
 
 
 def default_folder(experiment: Experiment) -> Path:
@@ -103,7 +109,9 @@ def default_folder(experiment: Experiment) -> Path:
     return Path("runs") / f"{slug}-{digest}"
 
 
-def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: bool, as_json: bool) -> int:
+def run_sweep(
+    experiment: Experiment, folder: Path, console: Console, quiet: bool, as_json: bool, verify: bool = False
+) -> int:
     """Resolve the model, run every missing cell, write summary and report, print the result. Returns the exit code."""
     import sys
 
@@ -136,6 +144,8 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
             )  # fmt: skip
         runner = Runner(experiment, planner, store, parts.model, parts.vocabulary, observer_for(console, quiet))
         outcome = runner.run()
+        if verify:
+            _verify(experiment, parts, store, outcome, console, quiet)
         try:
             data = load_report_data(store, outcome.summary)
             path = render_report(store, data)
@@ -153,6 +163,39 @@ def run_sweep(experiment: Experiment, folder: Path, console: Console, quiet: boo
         if outcome.interrupted:
             print("dyno: interrupted. Committed cells are kept; the same command completes the run.", file=sys.stderr)
         return outcome.exit_code
+
+
+def _verify(
+    experiment: Experiment, parts: ModelParts, store: RunWriter, outcome: RunOutcome, console: Console, quiet: bool
+) -> None:
+    """Whether the run's engines give the same tokens. What cannot be verified is told, and leaves the cells as they are."""
+    import sys
+    from contextlib import nullcontext
+    from functools import partial
+
+    from harness.cli.verify import show_step
+    from harness.verify.after_run import verify_run
+    from results.errors import DynoError
+
+    def tell(label: str, words: str) -> None:
+        print(f"dyno: engine {label!r} was not verified. {words}", file=sys.stderr)
+
+    if outcome.interrupted or outcome.error is not None:
+        return
+    if len(experiment.engines) < 2:
+        print("dyno: --verify compares engines, and this run has one: there is nothing to compare.", file=sys.stderr)
+        return
+    try:
+        with nullcontext() if quiet else console.status("Same tokens?") as status:
+            say = partial(show_step, status) if status is not None else lambda label, words: None
+            document = verify_run(experiment, parts, store, outcome.failed_engines, say, tell)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    except DynoError as error:
+        print(f"dyno: the engines were not verified. {error}", file=sys.stderr)
+    else:
+        if document is None and not quiet:
+            console.print("The engines were verified already, as they were measured.", markup=False)
 
 
 def print_plan(experiment: Experiment, folder: Path, console: Console, as_json: bool) -> None:

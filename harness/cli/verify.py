@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from harness.experiment import EngineSpec
     from harness.model_parts import ModelParts
-    from harness.verify import Observed
+    from harness.verify.compare import Questions
 
 _COLOURS = {"identical": "green", "near-tie": "green", "close": "yellow", "different": "red", "broken": "red"}
 
@@ -37,7 +38,8 @@ def verify(
     seed: Annotated[int, typer.Option(help="Seed of the random prompts.")] = 0,
     ready_s: Annotated[float, typer.Option("--ready-s", help="How long a start may take.", min=1)] = 600,
     out: Annotated[
-        Path | None, typer.Option(help="Write verify.json and the servers' logs here.", show_default=False)
+        Path | None,
+        typer.Option(help="Write verify.json and the servers' logs here; may be a run.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
@@ -52,25 +54,31 @@ def verify(
 
     from harness.cli.folders import work_folder
     from harness.cli.values import positive_int
+    from harness.verify.after_run import run_at
+    from harness.verify.compare import Questions
     from harness.verify.judge import worst
     from results.agreement import Agreement
     from results.errors import EXIT_BAD_ANSWER, EXIT_OK
-    from results.files import to_json, write_atomic
+    from results.files import to_json
+    from results.verification import write_verification
 
     console = Console(stderr=as_json, highlight=False)
-    count, length = positive_int("--prompts", prompts), positive_int("--output-len", output_len)
+    asked = Questions(positive_int("--prompts", prompts), positive_int("--output-len", output_len), seed)
     specs, parts = _engines(model, backend or [], engine or [], url)
-    with work_folder(out, "dyno-verify-") as folder:
-        said = _ask_all(specs, parts, model, count, length, seed, folder, ready_s, console)
-    document = {"model": model, "seed": seed} | said
+    store = run_at(out, model, [spec.label for spec in specs])
+    logs = None if out is None else out if store is None else out / "verify"
+    with work_folder(logs, "dyno-verify-") as folder:
+        document = _ask_all(specs, parts, model, asked, folder, ready_s, console)
     if out is not None:
-        write_atomic(out / "verify.json", to_json(document))
+        write_verification(out, document)
     if as_json:
         typer.echo(to_json(document).decode(), nl=False)
     else:
         _print(document, console)
         if out is not None:
             console.print(f"\n{out / 'verify.json'}", style="dim", markup=False)
+        if store is not None:
+            console.print(f"`dyno report {out}` shows it in the run's report.", style="dim", markup=False)
     bad = worst(document) in (Agreement.DIFFERENT, Agreement.BROKEN)
     raise typer.Exit(EXIT_BAD_ANSWER if bad else EXIT_OK)
 
@@ -99,82 +107,21 @@ def _ask_all(
     specs: list[EngineSpec],
     parts: ModelParts,
     model: str,
-    count: int,
-    length: int,
-    seed: int,
+    asked: Questions,
     folder: Path,
     ready_s: float,
     console: Console,
 ) -> dict[str, Any]:
-    """One server after the other, so that none shares the machine with another."""
-    from functools import partial
-
     from harness.experiment import Timeouts
-    from harness.open_server import open_server
-    from harness.verify import ServerArm, fixed_prompts, judge, observe
-    from harness.verify.prompts import load_tokenizer
-    from results.errors import UsageError
+    from harness.verify.compare import compare_engines, comparison_of
 
-    home = parts.folder or _folder_of(model)
-    prompts = fixed_prompts(count, seed, parts.vocabulary, home)
-    encoder = load_tokenizer(home)
-    encode = None if encoder is None else partial(encoder, special=False)
-    needed = max(len(p.ids) for p in prompts) + length + 1
-    observed: list[Observed] = []
-    texts: list[list[int]] | None = None
-    for number, spec in enumerate(specs):
-        slug = "".join(c if c.isalnum() or c in "-_." else "-" for c in spec.label)
-        with (
-            console.status(f"{spec.label}: starting") as status,
-            open_server(
-                spec,
-                parts.model,
-                _served_name(spec, parts, model),
-                folder / f"{number}-{slug}",
-                Timeouts(ready_s=ready_s),
-            ) as server,
-        ):
-            if server.max_model_len is not None and server.max_model_len < needed:
-                raise UsageError(
-                    f"The longest prompt with its output has {needed} tokens, more than the {server.max_model_len} that "
-                    f"engine {spec.label!r} takes. Lower --output-len (now {length}), or raise max_model_len."
-                )
-            arm = ServerArm(spec.label, server, encode)
-            said, texts = observe(arm, prompts, length, texts, partial(_step, status, spec.label))
-        observed.append(said)
-    return judge(observed, prompts)
+    with console.status("") as status:
+        say = partial(show_step, status)
+        return compare_engines(specs, comparison_of(parts, model, asked, folder, Timeouts(ready_s=ready_s), say))
 
 
-def _folder_of(model: str) -> Path | None:
-    """The model's folder where it is at hand, for its tokenizer; nothing is fetched for it."""
-    from harness.models import find_config
-    from results.errors import DynoError
-
-    try:
-        return find_config(model).folder
-    except DynoError:
-        return None
-
-
-def _served_name(spec: EngineSpec, parts: ModelParts, model: str) -> str:
-    """The name to ask for. A server that is there may know the model by another one: then the one it serves."""
-    from backends.base import get_backend
-    from harness.launch import fetch_documents
-    from results.errors import UnknownNameError
-
-    name = parts.model.name if parts.model else model
-    if spec.url is None:
-        return name
-    backend = get_backend(spec.backend)
-    try:
-        return backend.served_name(name, fetch_documents(backend, spec.url))
-    except UnknownNameError as error:
-        if len(error.known) != 1:
-            raise
-        return ""
-
-
-def _step(status: Status, label: str, words: str) -> None:
+def show_step(status: Status, label: str, words: str) -> None:
+    """One line that tells what is asked of whom."""
     status.update(f"{label}: {words}")
 
 

@@ -1,7 +1,8 @@
 """`dyno verify`: do engines give the same tokens, and if not, is that rounding or another model?
 
 Each engine is an *arm* (a server, or in tests a library) that generates greedily and scores fixed text; `observe` asks one
-arm after the other, `judge` compares what they said by the rules of `results.agreement`.
+arm after the other, `judge` compares what they said by the rules of `results.agreement`; `compare` does all of it with
+servers of its own, and `after_run` for the engines of a run.
 """
 
 from harness.verify.arm import Arm, Scores, ServerArm

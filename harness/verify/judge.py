@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any
 
 from harness.verify.observe import Observed, Outputs
@@ -15,14 +16,25 @@ from results.agreement import Agreement, Evidence, PromptAgreement, classify, co
 SCHEMA = 1
 
 
-def judge(observed: Sequence[Observed], prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """The whole answer. Classes and thresholds are those of `results.agreement`."""
+def judge(
+    observed: Sequence[Observed],
+    prompts: Sequence[Prompt],
+    length: int | None = None,
+    absent: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """The whole answer. Classes and thresholds are those of `results.agreement`.
+
+    `absent` are engines that could not be asked, with the reason: their pairs have no class. `length` is the output length
+    where nobody could be asked.
+    """
+    missing = [p for p in combinations([*(one.label for one in observed), *absent], 2) if absent.keys() & p]
     return {
         "schema": SCHEMA,
         "prompts": [{"index": i, "tokens": len(p.ids), "text": p.text} for i, p in enumerate(prompts)],
-        "output_len": observed[0].length if observed else 0,
+        "output_len": observed[0].length if observed else length or 0,
         "engines": [_engine(one) for one in observed],
-        "pairs": [_pair(a, b) for a, b in combinations(observed, 2)],
+        "absent": [{"label": label, "why": why} for label, why in absent.items()],
+        "pairs": [_pair(a, b) for a, b in combinations(observed, 2)] + [_no_pair(a, b, absent) for a, b in missing],
         "thresholds": {
             "near_tie_nats": dict(agreement.NEAR_TIE),
             "level_nats": agreement.LEVEL,
@@ -36,7 +48,7 @@ def judge(observed: Sequence[Observed], prompts: Sequence[Prompt]) -> dict[str, 
 
 def worst(document: dict[str, Any]) -> Agreement:
     """The worst class of the document's pairs, or of an engine against itself where there is but one."""
-    found = [row["class"] for row in document["pairs"]] or [
+    found = [row["class"] for row in document["pairs"] if row["class"] is not None] or [
         row["alone_and_batched"]["class"] for row in document["engines"]
     ]
     return max((Agreement(name) for name in found), key=list(Agreement).index, default=Agreement.IDENTICAL)
@@ -88,6 +100,13 @@ def _pair(a: Observed, b: Observed) -> dict[str, Any]:
         "teacher_forced": None if forced is None else asdict(forced),
         "teacher_forced_reason": reason,
     }
+
+
+def _no_pair(a: str, b: str, absent: Mapping[str, str]) -> dict[str, Any]:
+    """A pair of which one could not be asked: everything is null, and the reason."""
+    why = "; ".join(f"{label}: {absent[label]}" for label in (a, b) if label in absent)
+    nothing = dict.fromkeys(("near_tie_nats", "exact_match", "batched", "teacher_forced"))
+    return {"a": a, "b": b, "class": None, "why": why, "prompts": [], "teacher_forced_reason": why} | nothing
 
 
 def _mode(x: Outputs, y: Outputs, a: Observed, b: Observed, threshold: float) -> dict[str, Any]:
