@@ -13,6 +13,7 @@ from results.report_audit import asked_sentence, audit_lines, kind_lines, kv_sen
 from results.report_background import told_apart
 from results.report_data import ReportData
 from results.report_reasons import evidence_groups
+from results.report_verify import tokens_words
 
 Context = dict[str, Any]
 
@@ -77,6 +78,18 @@ def _alike(data: ReportData) -> Context:
     }
 
 
+def _tokens(data: ReportData) -> Context:
+    found = data.tokens
+    if found is None:
+        return {}
+    return {
+        "found": found,
+        "verdict": tokens_words(found),
+        "partings": [(pair, row) for pair in found.pairs for row in pair.partings],
+        "more": sum(pair.more_partings for pair in found.pairs),
+    }
+
+
 def _environment(data: ReportData) -> Context:
     groups: dict[str, list[Any]] = {}
     for fact in data.environment:
@@ -91,6 +104,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("cells", "Cells", lambda d: bool(d.cells), _cells),
     Section("reasons", "Reasons", lambda d: bool(d.reasons), _reasons),
     Section("alike", "Are these engines set alike?", lambda d: d.audit is not None, _alike, "Set alike?"),
+    Section("tokens", "Do they give the same tokens?", lambda d: d.tokens is not None, _tokens, "Same tokens?"),
     Section("settings", "Engines and their settings", lambda d: bool(d.engines), _settings, "Settings"),
     Section("environment", "Environment", lambda d: bool(d.environment), _environment),
     Section("reproduction", "Do it again", lambda d: True, _nothing),

@@ -65,15 +65,24 @@ def _engines(facts: AnswerFacts) -> list[Sentence]:
     if len(compared) == 1:
         other, found = compared[0]
         text = f"{other} gives {found.mean} times the output tokens/s of {base} at equal cells{found.range_words}"
-        sentences.append(f"{text}, {found.basis}")
+        sentences.append(f"{text}, {found.basis}{_tokens(facts, base, other, ', tokens {}')}")
     elif compared:
-        parts = [f"{other} {found.mean}{found.range_words}" for other, found in compared]
+        parts = [
+            f"{other} {found.mean}{found.range_words}{_tokens(facts, base, other, ' (tokens {})')}"
+            for other, found in compared
+        ]
         text = f"Times the output tokens/s of {base} at equal cells: {listed(parts, 6)}"
         sentences.append(f"{text}, {compared[0][1].basis}")
     few = facts.blocks < BLOCKS_FOR_A_VERDICT
     verdict = f": no verdict below {BLOCKS_FOR_A_VERDICT} blocks (--blocks {BLOCKS_FOR_A_VERDICT})" if few else ""
     said = [Sentence("Engines", f"{text}{verdict}.", caution=few) for text in sentences]
-    return [*said, facts.alike] if facts.alike else said
+    return [*said, *(sentence for sentence in (facts.alike, facts.tokens) if sentence)]
+
+
+def _tokens(facts: AnswerFacts, base: str, other: str, form: str) -> str:
+    """The label of a ratio: the class of the two engines' tokens, where that was asked."""
+    kind = facts.kind_of(base, other)
+    return form.format(kind) if kind else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from results.report_headlines import Headline, headlines
 from results.report_measures import MEASURE, Value, over_blocks, read_cell
 from results.report_readings import Readings, readings_of
 from results.report_reasons import reason_rows
-from results.report_sentences import AnswerFacts, Sentence
+from results.report_sentences import AnswerFacts, Sentence, no_kind
 from results.report_shapes import (
     VERDICTS,
     CellRow,
@@ -42,6 +42,7 @@ from results.report_shapes import (
     workload_info,
     workload_key,
 )
+from results.report_verify import SameTokens, same_tokens, tokens_sentence
 from results.store import RunStore
 from results.summary import build_summary, session_records
 
@@ -72,6 +73,7 @@ class ReportData:
     definitions: list[Definition] = field(default_factory=list)
     audit: Audit | None = None
     readings: Readings = field(default_factory=Readings)
+    tokens: SameTokens | None = None
 
     @property
     def points(self) -> list[Point]:
@@ -105,6 +107,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
     facts = environment(manifest)
     memory = _memory(lines)
     audit = audit_run(experiment, sessions, cells)
+    tokens = same_tokens(store.path, order, sessions, cells)
     words = answer(
         AnswerFacts(
             model=model,
@@ -118,6 +121,8 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
             blocks=blocks,
             alike=audit_sentence(audit) if audit else None,
             readings=readings,
+            tokens=tokens_sentence(tokens) if tokens else None,
+            kind_of=tokens.kind_of if tokens else no_kind,
         )
     )
     return ReportData(
@@ -143,6 +148,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
         definitions=definitions(),
         audit=audit,
         readings=readings,
+        tokens=tokens,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from results.report_background import EngineInfo
@@ -27,9 +27,14 @@ class Sentence:
     detail: tuple[str, ...] = ()
 
 
+def no_kind(a: str, b: str) -> str | None:
+    """Nobody asked whether two engines give the same tokens."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:
-    """What the sentences are made from."""
+    """What the sentences are made from. `kind_of` two labels: the class of their tokens (`near-tie`), None for unknown."""
 
     model: str
     machine: str | None
@@ -42,6 +47,8 @@ class AnswerFacts:
     blocks: int
     alike: Sentence | None = None
     readings: Readings = field(default_factory=Readings)
+    tokens: Sentence | None = None
+    kind_of: Callable[[str, str], str | None] = no_kind
 
 
 def several(facts: AnswerFacts) -> bool:

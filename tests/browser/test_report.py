@@ -12,6 +12,7 @@ from playwright.sync_api import Page
 
 from reports.build import render_report
 from tests.browser.conftest import Open
+from tests.harness.verify.test_observe_and_judge import ToyArm, compared
 from tests.reports.runs import REFERENCE_LIKE, VLLM_LIKE, flawed, grid, make_run
 
 pytestmark = pytest.mark.browser
@@ -64,7 +65,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cells[1] = flawed("SUSPECT", "client_lag")(cells[1])
     cells[5] = flawed("INVALID", "server_died", "exit code -9")(cells[5])
     setups = {"vllm-default": VLLM_LIKE, "reference-paged": REFERENCE_LIKE}
-    return render_report(make_run(tmp_path_factory.mktemp("report") / "two-engines", cells, setups=setups))
+    verified = compared(*(ToyArm(e, other_model=i == 1) for i, e in enumerate(setups)), length=24)
+    folder = tmp_path_factory.mktemp("report") / "two-engines"
+    return render_report(make_run(folder, cells, setups=setups, verify=verified))
 
 
 @pytest.fixture(scope="module")

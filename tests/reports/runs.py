@@ -12,6 +12,7 @@ import yaml
 
 from results.records import SessionRecord
 from results.store import RunStore, RunWriter
+from results.verification import write_verification
 
 Cell = dict[str, Any]
 PER_TOKEN = 23_040
@@ -209,8 +210,10 @@ def make_run(
     planned: int | None = None,
     setups: Mapping[str, Setup] = MappingProxyType({}),
     source: str | None = None,
+    verify: Mapping[str, Any] | None = None,
 ) -> RunStore:
-    """A run folder holding `cells` in its summary, and a session for each engine and block; `setups` by engine label."""
+    """A run folder holding `cells` in its summary, and a session for each engine and block; `setups` by engine label,
+    `verify` for its verify.json."""
     engines = list(dict.fromkeys(c["engine"] for c in cells)) or ["reference"]
     loads = [{"mode": "batch", "batch": i + 1, "waves": 3} for i in range(len(cells) if planned is None else planned)]
     experiment = {
@@ -261,6 +264,8 @@ def make_run(
                 "cells": list(cells),
             }
         )
+    if verify is not None:
+        write_verification(folder, verify)
     return RunStore.open(folder)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.verify import judge
 from reports.build import MAX_BYTES, render_report
 from reports.html import embed_json, render_html
 from reports.sections import SECTIONS
@@ -72,7 +73,8 @@ def hostile(tmp_path: Path) -> Page:
 
 
 def test_all_sections_stand_in_order(tmp_path: Path) -> None:
-    page = page_of(tmp_path, grid(("a", "b")))
+    verified = judge([], [], 24, {"a": "it did not start", "b": "it did not start"})
+    page = page_of(tmp_path, grid(("a", "b")), verify=verified)
     sections = [a.get("id") for tag, a in page.elements if tag == "section"]
     assert sections == [s.id for s in SECTIONS]
     assert len(page.ids()) == len(set(page.ids()))
