@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ _PARTINGS = 6
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where two outputs for one prompt part: `sent` alone or batched; `gap` between the two candidates, in words."""
+    """Where two outputs for one prompt part: `sent` alone, batched, or both ways; `gap` between the two candidates, in words."""
 
     prompt: str
     sent: str
@@ -121,9 +121,7 @@ def _pair(pair: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> Pair
     kind = pair["class"]
     if kind is None:
         return PairTokens(str(pair["a"]), str(pair["b"]), None, "they could not be compared", str(pair["why"]))
-    rows = [("alone", row) for row in pair["prompts"]] + [("batched", row) for row in pair["batched"]["prompts"]]
-    apart = [(sent, row) for sent, row in rows if not row["match"]]
-    near = float(pair["near_tie_nats"])
+    partings = _partings(pair, prompts)
     return PairTokens(
         a=str(pair["a"]),
         b=str(pair["b"]),
@@ -134,9 +132,25 @@ def _pair(pair: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> Pair
         batched=percent(pair["batched"]["exact_match"]),
         forced=_forced(pair["teacher_forced"]),
         forced_why=str(pair["teacher_forced_reason"] or ""),
-        partings=[_parting(prompts, sent, row, near) for sent, row in apart[:_PARTINGS]],
-        more_partings=max(0, len(apart) - _PARTINGS),
+        partings=partings[:_PARTINGS],
+        more_partings=max(0, len(partings) - _PARTINGS),
     )
+
+
+def _partings(pair: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> list[Parting]:
+    """By prompt; one row where both ways of sending part at the same token with the same gap."""
+    near = float(pair["near_tie_nats"])
+    found: list[Parting] = []
+    for alone, batched in zip(pair["prompts"], pair["batched"]["prompts"], strict=True):
+        rows = [
+            _parting(prompts, sent, row, near)
+            for sent, row in (("alone", alone), ("batched", batched))
+            if not row["match"]
+        ]
+        if len(rows) == 2 and replace(rows[0], sent="") == replace(rows[1], sent=""):
+            rows = [replace(rows[0], sent="both ways")]
+        found += rows
+    return found
 
 
 def _forced(found: Mapping[str, Any] | None) -> str:
@@ -150,7 +164,7 @@ def _forced(found: Mapping[str, Any] | None) -> str:
         parts.append(f"log probabilities {number(found['mean_abs_logprob_difference'])} nats apart on average")
     if found["mean_kl"] is not None:
         parts.append(f"KL at least {number(found['mean_kl'])} nats")
-    return f"{listed(parts)} of {count(found['tokens'])} tokens" if parts else ""
+    return f"{count(found['tokens'])} tokens: {', '.join(parts)}" if parts else ""
 
 
 def _parting(prompts: Sequence[Mapping[str, Any]], sent: str, row: Mapping[str, Any], near: float) -> Parting:
@@ -190,7 +204,7 @@ def tokens_words(found: SameTokens) -> str:
     """The classes of all pairs in a sentence."""
     if not found.pairs:
         return "It is not known."
-    return f"{listed([_said(pair, several=len(found.pairs) > 1) for pair in found.pairs], 6)}."
+    return f"{'; '.join(_said(pair, several=len(found.pairs) > 1) for pair in found.pairs)}."
 
 
 def tokens_sentence(found: SameTokens) -> Sentence:
@@ -202,7 +216,7 @@ def _said(pair: PairTokens, several: bool) -> str:
     """A pair among several is named, and described by its class alone."""
     who = f"{pair.a} and {pair.b}"
     if pair.kind is None:
-        return f"{who} {NOT_COMPARED} ({pair.why.rstrip('.')})"
+        return f"{who}: {NOT_COMPARED} ({pair.why.rstrip('.')})"
     if several:
-        return f"{who} {pair.kind} ({pair.alone} equal alone, {pair.batched} batched)"
+        return f"{who}: {pair.kind} ({pair.alone} equal alone, {pair.batched} batched)"
     return f"{pair.kind.capitalize()}: {pair.words}; {pair.alone} of outputs equal alone, {pair.batched} batched"
