@@ -28,6 +28,10 @@ PR_SET_CHILD_SUBREAPER = 36
 LINGER_S = 3.0
 # How long a killed process may take to vanish (one stuck in a driver call can take for ever).
 KILL_S = 5.0
+# Python's helper beside a server that removes its shared memory and semaphores once the last process using them has ended,
+# and then ends by itself: killed together with the others it would leave the segments in /dev/shm until the next boot.
+CLEANER = b"multiprocessing.resource_tracker"
+CLEAN_S = 2.0
 _POLL_S = 0.02
 
 
@@ -100,6 +104,23 @@ def send(process: Process, number: int) -> None:
         pass  # gone meanwhile, or not ours to signal: the caller looks again
     finally:
         os.close(handle)
+
+
+def cleans_up(process: Process) -> bool:
+    """Whether that process of ours is there to remove what the others leave."""
+    try:
+        with open(f"/proc/{process.pid}/cmdline", "rb") as file:
+            return CLEANER in file.read()
+    except OSError:
+        return False
+
+
+def kill(processes: list[Process], spare_cleaners: bool) -> list[Process]:
+    """Send SIGKILL to each, to those that clean up after the others only without `spare_cleaners`; returns who got it."""
+    chosen = [process for process in processes if not (spare_cleaners and cleans_up(process))]
+    for process in chosen:
+        send(process, signal.SIGKILL)
+    return chosen
 
 
 def _prctl(option: int, value: int) -> None:
@@ -261,10 +282,9 @@ class Keeper:
     def kill_the_rest(self) -> int:
         killed: set[int] = set()
         deadline = time.monotonic() + KILL_S
+        spared_until = time.monotonic() + CLEAN_S
         while (rest := descendants(os.getpid())) and time.monotonic() < deadline:
-            for process in rest:
-                killed.add(process.pid)
-                send(process, signal.SIGKILL)
+            killed |= {process.pid for process in kill(rest, time.monotonic() < spared_until)}
             self.wait(_POLL_S)
         if self.exit_code is None and not os.path.isdir("/proc/self"):
             os.killpg(self.pid, signal.SIGKILL)

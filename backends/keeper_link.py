@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -117,7 +116,7 @@ class KeeperLink:
             pass
         # Only where the keeper itself was killed is anything left to do.
         deadline = time.monotonic() + keeper.KILL_S
+        spared_until = time.monotonic() + keeper.CLEAN_S
         while (rest := [p for p in self._seen if keeper.alive(p)]) and time.monotonic() < deadline:
-            for process in rest:
-                keeper.send(process, signal.SIGKILL)
+            keeper.kill(rest, time.monotonic() < spared_until)
             time.sleep(0.02)

@@ -33,6 +33,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--exit-at-spawn", type=int, metavar="CODE")
     parser.add_argument("--hang-before-bind", action="store_true")
     parser.add_argument("--chatter", type=int, default=0, metavar="N", help="N log lines, 50 ms apart, before it binds")
+    parser.add_argument("--exit-while-loading", type=int, metavar="CODE", help="after the chatter, before it binds")
+    parser.add_argument("--shared-memory", action="store_true", help="hold a segment, named in the log: `segment NAME`")
     parser.add_argument("--not-ready", type=int, default=0, metavar="N", help="503 for N polls; -1 for ever")
     parser.add_argument("--die-after-bind", type=int, metavar="CODE", help="negative: by that signal")
     parser.add_argument("--die-after-tokens", type=int, metavar="N")
@@ -40,6 +42,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--worker", action="append", default=[], choices=["stubborn", "session", "orphan", "port"])
     parser.add_argument("--exit-with-workers", type=int, metavar="CODE", help="exit at once and leave the workers")
     parser.add_argument("--ignore-term", action="store_true")
+    parser.add_argument("--die-on-term", type=int, metavar="CODE", help="end so instead of cleanly")
+    parser.add_argument("--token-interval", type=float, default=0.0, metavar="S", help="time before each token")
     return parser.parse_args()
 
 
@@ -49,6 +53,15 @@ def die(code: int) -> None:
         os.kill(os.getpid(), -code)
         time.sleep(FOREVER_S)
     os._exit(code)
+
+
+def hold_memory() -> object:
+    """A shared segment as Python's engines have it: a helper process of its own removes it after the last user's end."""
+    from multiprocessing.shared_memory import SharedMemory
+
+    segment = SharedMemory(create=True, size=4096)
+    say("segment", segment.name)
+    return segment
 
 
 def start_worker(kind: str, listener: socket.socket | None) -> None:
@@ -129,6 +142,7 @@ class Server:
             if index == self.options.die_after_tokens:
                 say(self.options.message)
                 die(self.options.die_code)
+            time.sleep(self.options.token_interval)
             connection.sendall(b'data: {"choices": [{"index": 0, "text": " x"}]}\n\n')
         connection.sendall(b"data: [DONE]\n\n")
 
@@ -138,6 +152,8 @@ def main() -> None:
 
     def on_signal(number: int, _frame: object) -> None:
         say("got", signal.Signals(number).name)
+        if number == signal.SIGTERM and options.die_on_term is not None:
+            die(options.die_on_term)
         if not (options.ignore_term and number == signal.SIGTERM):
             os._exit(0)
 
@@ -147,9 +163,12 @@ def main() -> None:
         print(options.message, file=sys.stderr, flush=True)
     if options.exit_at_spawn is not None:
         die(options.exit_at_spawn)
+    segment = hold_memory() if options.shared_memory else None
     for number in range(options.chatter):
         say("loading step", number)
         time.sleep(0.05)
+    if options.exit_while_loading is not None:
+        die(options.exit_while_loading)
     if options.hang_before_bind:
         say("hanging")
         time.sleep(FOREVER_S)
@@ -163,6 +182,7 @@ def main() -> None:
     listener.listen(64)
     say("listening", listener.getsockname()[1])
     Server(options, listener).serve()
+    del segment
 
 
 if __name__ == "__main__":
