@@ -89,6 +89,14 @@ def test_what_an_engine_does_not_mean_as_an_error_is_no_cause(line: str) -> None
     assert classify(f"{line}\n", 1).failure == "unknown"
 
 
+def test_a_whole_life_that_ended_well_holds_no_cause() -> None:
+    """Hundreds of warnings, and leaked shared memory at its end."""
+    log = read_log(Path(__file__).parents[1] / "data" / "vllm_0.19_gpu_server.log")
+    assert "leaked shared_memory" in log
+    found = classify(log, 0)
+    assert (found.failure, found.evidence) == ("unknown", "")
+
+
 def test_an_adapters_pattern_may_name_a_class_of_its_own() -> None:
     found = classify("warp core breach", 1, (FailurePattern("warp", "core breach", "Eject it."),))
     assert (found.failure, found.words, found.advice) == ("warp", "warp", "Eject it.")
