@@ -53,6 +53,15 @@ class Run:
     def committed(self) -> dict[str, bytes]:
         return {p.parent.name: p.read_bytes() for p in self.folder.glob("cells/*/cell.json")}
 
+    def workers(self) -> list[psutil.Process]:
+        """Load workers that drive a cell (not its warm-up) now."""
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if "harness.load.worker" in words and any(w.startswith(str(self.folder)) and "/load/" in w for w in words):
+                found.append(process)
+        return found
+
     def processes(self) -> list[str]:
         """Command lines of everything that still works on this run (servers carry its folder in their arguments)."""
         found = []

@@ -114,7 +114,13 @@ def test_samples_of_an_interval_are_in_schema_order_and_stop_when_told(sampler: 
     wait_for(lambda: len(sampler.since(Mark(start), now_ns())["t0"]) > 12, "several samples")
     columns = sampler.since(Mark(start), now_ns())
     assert list(columns) == SAMPLES.names
-    assert set(columns["metric"]) == {"host_cpu_fraction", "host_busy_s", "host_cpus", "server_cpu_s", "server_rss_bytes"}
+    assert set(columns["metric"]) == {
+        "host_cpu_fraction",
+        "host_busy_s",
+        "host_cpus",
+        "server_cpu_s",
+        "server_rss_bytes",
+    }
     assert all(t1 >= start for t1 in columns["t1"])
     assert sampler.since(Mark(), 1)["t0"] == []
     sampler.stop()
