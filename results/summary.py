@@ -8,10 +8,9 @@ from typing import Any
 from results.audit import audit_run
 from results.cell_summary import finite, session_steps, summarise_cell, unreadable
 from results.errors import StoreError
-from results.files import read_json
 from results.reasons import reason
 from results.records import CellRecord, Fault, last_told
-from results.schema import SCHEMA_VERSION, SUMMARY_SCHEMA
+from results.schema import SUMMARY_SCHEMA
 from results.store import RunStore
 from results.truth import Steps
 
@@ -41,34 +40,16 @@ def build_summary(store: RunStore) -> dict[str, Any]:
 
 def _records(store: RunStore) -> tuple[list[CellRecord], list[dict[str, Any]]]:
     """Every committed cell in the order they ran, and an INVALID entry for each whose record cannot be read."""
-    records, damaged = [], []
-    for path in sorted((store.path / "cells").glob("*/cell.json")):
-        try:
-            record = CellRecord.from_dict(read_json(path))
-            if record.schema > SCHEMA_VERSION:
-                raise StoreError(
-                    f"{path} has schema {record.schema}, this program knows {SCHEMA_VERSION}: update llm-dyno."
-                )
-        except (StoreError, TypeError, AttributeError, ValueError) as error:
-            blank = CellRecord(path.parent.name, "unknown", "unknown", "unknown", "", 0, 0, {}, {}, 0, 0)
-            why = str(error) if isinstance(error, StoreError) else f"{path} does not hold a cell's record: {error}."
-            damaged.append(unreadable(blank, [reason("unreadable_cell", why)]))
-        else:
-            records.append(record)
-    return sorted(records, key=lambda c: (c.started, c.id)), damaged
+    damaged = []
+    for cell_id, why in store.damaged_cells().items():
+        blank = CellRecord(cell_id, "unknown", "unknown", "unknown", "", 0, 0, {}, {}, 0, 0)
+        damaged.append(unreadable(blank, [reason("unreadable_cell", why)]))
+    return store.cells(), damaged
 
 
 def session_records(store: RunStore) -> dict[str, dict[str, Any]]:
     """Session records by id, oldest first; one that cannot be read tells nothing (its cells keep their events)."""
-    sessions = {}
-    for path in sorted((store.path / "sessions").glob("*/session.json")):
-        try:
-            found = read_json(path)
-        except StoreError as error:
-            found = {"failure": {"class": "unreadable", "evidence": str(error)}}
-        if isinstance(found, dict):
-            sessions[path.parent.name] = {"id": path.parent.name, **found}
-    return sessions
+    return {session["id"]: session for session in store.sessions()}
 
 
 def _cell(
