@@ -8,7 +8,7 @@ VLLM_VENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dyno/vllm-venv
 # Without an NVIDIA driver, torch is held to a release that has a CPU build.
 CONSTRAINT := $(if $(wildcard /proc/driver/nvidia/version),,-c constraints/cpu.txt)
 
-.PHONY: venv demo test vllm-venv vllm-venv-anew test-vllm test-browser bench lint clean
+.PHONY: venv demo test vllm-venv vllm-venv-anew test-vllm test-browser bench soak lint clean
 
 venv: $(VENV)/.made
 $(VENV)/.made: pyproject.toml constraints/cpu.txt
@@ -42,8 +42,16 @@ test-vllm: venv vllm-venv
 	DYNO_VLLM_COMMAND="$(VLLM_VENV)/bin/python -m vllm.entrypoints.openai.api_server" $(VENV)/bin/python -m pytest -m vllm
 
 test-browser: venv
-	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
+	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
 	$(VENV)/bin/python -m pytest -m browser
+
+# What each mechanism of the reference engine buys, by its own counters; speed is only shown, never tested.
+bench: venv
+	$(VENV)/bin/python benchmarks/switches.py
+
+# The scheduler and the KV cache over 10,000 requests.
+soak: venv
+	DYNO_SOAK=1 $(VENV)/bin/python -m pytest tests/backends/reference/test_soak.py
 
 lint: venv
 	$(VENV)/bin/ruff check .

@@ -27,7 +27,6 @@ _PACKAGES = [
     "pandas",
     "aiohttp",
     "uvloop",
-    "httptools",
     "orjson",
     "safetensors",
     "tokenizers",
