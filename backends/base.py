@@ -205,7 +205,7 @@ class Backend(ABC):
         """The model name requests must carry. Raises UsageError when the server does not serve what was asked."""
         return asked
 
-    def check_attached(self, url: str, timeout_s: float) -> None:  # noqa: B027
+    def check_attached(self, url: str, timeout_s: float) -> None:  # noqa: B027 - nothing to check where servers are launched
         """Raise EngineError when a server that was not launched by us does not answer, or not as it should."""
 
     def completion_body(self, request: CompletionRequest) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def _plan(
                     )
                 )
             ),
-            input_tokens=request.input_tokens or 0,
+            input_tokens=request.input_tokens,
             output_tokens=request.output_len,
         )
         for index, request in enumerate(requests)

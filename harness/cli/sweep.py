@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.options import Backends, Engines, Url
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,15 +26,8 @@ def sweep(
     preset: Annotated[
         str | None, typer.Option(help="Start from a preset that ships with dyno.", show_default=False)
     ] = None,
-    backend: Annotated[
-        list[str] | None, typer.Option(help="An engine with this backend's defaults. Repeatable.", show_default=False)
-    ] = None,
-    engine: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="label=..,backend=..,KEY=VALUE", help="An engine with settings. Repeatable.", show_default=False
-        ),
-    ] = None,
+    backend: Backends = None,
+    engine: Engines = None,
     model: Annotated[str | None, typer.Option(help="A known name, a folder, or a Hub id.", show_default=False)] = None,
     batch: Annotated[
         str | None,
@@ -58,9 +53,7 @@ def sweep(
         str | None, typer.Option(metavar="R", help="Sessions an engine, each with the whole grid.", show_default="1")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The run's seed.", show_default="0")] = None,
-    url: Annotated[
-        str | None, typer.Option(help="The server to attach to (backend openai).", show_default=False)
-    ] = None,
+    url: Url = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(

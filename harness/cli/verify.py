@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.options import Backends, Engines, Url
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
@@ -21,18 +23,9 @@ _COLOURS = {"identical": "green", "near-tie": "green", "close": "yellow", "diffe
 
 def verify(
     model: Annotated[str, typer.Option(help="A known name, a folder, or a Hub id.")],
-    backend: Annotated[
-        list[str] | None, typer.Option(help="An engine with this backend's defaults. Repeatable.", show_default=False)
-    ] = None,
-    engine: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="label=..,backend=..,KEY=VALUE", help="An engine with settings. Repeatable.", show_default=False
-        ),
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="The server to attach to (backend openai).", show_default=False)
-    ] = None,
+    backend: Backends = None,
+    engine: Engines = None,
+    url: Url = None,
     prompts: Annotated[str, typer.Option(metavar="N", help="Prompts: half texts, half random ids.")] = "12",
     output_len: Annotated[str, typer.Option(metavar="N", help="Output tokens a prompt.")] = "32",
     seed: Annotated[int, typer.Option(help="Seed of the random prompts.")] = 0,

@@ -41,7 +41,7 @@ class RequestPlan:
     """One request. `slot` None: whichever slot is free takes it. The body is `length` bytes at `offset`."""
 
     id: str
-    input_tokens: int
+    input_tokens: int | None
     output_tokens: int
     offset: int
     length: int
@@ -145,11 +145,11 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBody:
-    """A request as the parent hands it over: its id, encoded body and lengths."""
+    """A request as the parent hands it over: its id, encoded body and lengths (`input_tokens` None: a text nobody counted)."""
 
     id: str
     body: bytes
-    input_tokens: int
+    input_tokens: int | None
     output_tokens: int
     slot: int | None = None
 

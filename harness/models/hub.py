@@ -22,7 +22,7 @@ def why_not() -> str | None:
     if offline():
         return "HF_HUB_OFFLINE is set, so the Hub was not asked"
     from huggingface_hub import constants
-    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported lazily
 
     try:
         get_session().head(constants.ENDPOINT, timeout=PROBE_TIMEOUT_S)
@@ -41,7 +41,7 @@ def cache_folder() -> str:
 def is_id(text: str) -> bool:
     """Could `text` be the id of a model on the Hub (`name` or `owner/name`)?"""
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported lazily
 
     try:
         validate_repo_id(text)

@@ -199,7 +199,9 @@ def test_echo_scores_a_given_text_without_generating(server: ServerProcess) -> N
     assert answer["usage"]["completion_tokens"] == 0
     told = choice["logprobs"]
     assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
-    assert all(list(top.values()) == [p] for top, p in zip(told["top_logprobs"][1:], told["token_logprobs"][1:]))  # noqa: B905
+    assert all(
+        list(top.values()) == [p] for top, p in zip(told["top_logprobs"][1:], told["token_logprobs"][1:], strict=True)
+    )
     more = server.complete(prompt="Hi there", max_tokens=2, echo=True, logprobs=0, ignore_eos=True)["choices"][0]
     assert more["text"].startswith("Hi there")
     assert more["logprobs"]["token_logprobs"][: len(told["tokens"])] == told["token_logprobs"]
