@@ -31,6 +31,32 @@ KILLED = FailureClass(
     "Most often the kernel's or container's out-of-memory killer: give it more host memory, a smaller model or KV cache. "
     "`dmesg` or the container's events tell.",
 )
+STALLED = FailureClass(
+    "stalled",
+    "it went silent: nothing in its log, nothing computed",
+    "See what its last line began: a download without a connection, a lock that another process holds, a device that does "
+    "not answer. A start that is known to be silent for so long needs a longer `stall_s` (timeouts of the experiment).",
+)
+GONE = FailureClass(
+    "gone",
+    "nobody listens at its address any more",
+    "It was ended, or it crashed: its own log tells. Start it again and repeat the command; committed cells stay.",
+)
+# Named only where the whole log holds no cause of its own: these lines tell that the engine is gone, seldom why.
+ENGINE_DIED = FailureClass(
+    "engine_died",
+    "a process of the engine died and left its server behind",
+    "Read the lines before that one in its log: the first error is the cause.",
+    (
+        r"\bEngine ?Core\b.*(fatal error|encountered an issue|died)",
+        r"EngineDeadError",
+        r"(worker|engine|scheduler|executor)\b.*\b(died|exited|terminated) unexpectedly",
+        r"Fatal Python error",
+        r"terminate called after throwing",
+        r"CUDA error: (an illegal memory access|device-side assert|unspecified launch failure)",
+        r"uncorrectable (NVLink|ECC) error",
+    ),
+)
 CRASH = FailureClass(
     "crash",
     "crashed in native code",
@@ -159,6 +185,21 @@ FAILURES: tuple[FailureClass, ...] = (
         ),
     ),
     FailureClass(
+        "container_image_missing",
+        "the container image is not on this machine",
+        "Fetch it beforehand: `docker pull IMAGE`.",
+    ),
+    FailureClass(
+        "container_name_taken",
+        "a container of that name is there already",
+        "Remove it, or leave the name out.",
+    ),
+    FailureClass(
+        "container_runtime_gone",
+        "the container runtime does not answer",
+        "Start its daemon, and check that this user may use it (`docker info`).",
+    ),
+    FailureClass(
         "missing_dependency",
         "a program, package or library is missing",
         "Install it into the environment of the command that starts the engine, or name another command "
@@ -183,5 +224,6 @@ FAILURES: tuple[FailureClass, ...] = (
     KILLED,
     CRASH,
     TIMEOUT,
+    STALLED,
     UNKNOWN,
 )

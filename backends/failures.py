@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from backends.base import FailurePattern
-from backends.failure_table import CRASH, FAILURES, KILLED, TIMEOUT, UNKNOWN, FailureClass
+from backends.failure_table import CRASH, ENGINE_DIED, FAILURES, KILLED, TIMEOUT, UNKNOWN, FailureClass
 from results.errors import EngineError
 
 
@@ -20,6 +20,7 @@ class Stage(StrEnum):
     SPAWN = "spawn"
     START = "start"
     LISTEN = "listen"
+    FIRST_TOKEN = "first_token"
     READY = "ready"
 
 
@@ -27,11 +28,13 @@ STAGE_WORDS = {
     Stage.SPAWN: "while its command was being executed",
     Stage.START: "while it was starting, before it listened on its port",
     Stage.LISTEN: "after it listened on its port, before it was ready",
+    Stage.FIRST_TOKEN: "after it said it was ready, before it gave its first token",
     Stage.READY: "after it was ready, while it was in use",
 }
 
 
-_BY_ID = {row.id: row for row in FAILURES}
+_BY_ID = {row.id: row for row in (*FAILURES, ENGINE_DIED)}
+_DEATHS = "|".join(f"(?:{pattern})" for pattern in ENGINE_DIED.patterns)
 _CRASH_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 _ERROR_LINES = 4
 # Lines an engine does not mean as an error: they name optional packages, unreadable caches and the like.
@@ -53,13 +56,15 @@ class Failure:
         return self.failure.startswith("out_of_memory")
 
 
-def classify(log: str, exit_code: int | None, patterns: Sequence[FailurePattern] = ()) -> Failure:
+def classify(
+    log: str, exit_code: int | None, patterns: Sequence[FailurePattern] = (), otherwise: FailureClass = TIMEOUT
+) -> Failure:
     """Name a failure. The first cause in the whole log wins over what follows from it; then the exit code tells.
 
-    `exit_code` is negative for a signal and None for a server that did not exit (it was not ready in time). `patterns`
-    are the adapter's own, tried before the common ones on each line.
+    `exit_code` is negative for a signal and None for a server that did not exit; `otherwise` is what that is where the log
+    tells nothing (it was not ready in time). `patterns` are the adapter's own, tried before the common ones on each line.
     """
-    own = [(re.compile(p.pattern, re.IGNORECASE), p.failure, p.advice) for p in patterns]
+    own = [(re.compile(p.pattern, re.IGNORECASE), p.failure, p.advice) for p in patterns if p.failure != ENGINE_DIED.id]
     rows = own + [(re.compile(p, re.IGNORECASE), row.id, row.advice) for row in FAILURES for p in row.patterns]
     anything = re.compile("|".join(f"(?:{pattern.pattern})" for pattern, _, _ in rows), re.IGNORECASE)
     lines = log.splitlines()
@@ -72,8 +77,23 @@ def classify(log: str, exit_code: int | None, patterns: Sequence[FailurePattern]
                 if (better := _first_match(more, own)) is not None and better.failure == found.failure:
                     return better
             return found
-    row = _by_exit(exit_code)
+    row = otherwise if exit_code is None else _by_exit(exit_code)
+    if row not in (CRASH, KILLED) and (line := death_line(log, patterns)):
+        return Failure(ENGINE_DIED.id, ENGINE_DIED.words, ENGINE_DIED.advice, line)
     return Failure(row.id, row.words, row.advice)
+
+
+def death_line(log: str, patterns: Sequence[FailurePattern] = ()) -> str:
+    """The first line that only an engine writes that cannot go on, even while its server still answers; else "".
+
+    What an adapter calls `engine_died` is that at any level; of the common ones warnings are not believed.
+    """
+    own = "|".join(f"(?:{p.pattern})" for p in patterns if p.failure == ENGINE_DIED.id)
+    common, adapters = re.compile(_DEATHS, re.IGNORECASE), re.compile(own or r"(?!)", re.IGNORECASE)
+    for line in log.splitlines():
+        if adapters.search(line) or (common.search(line) and not _HARMLESS.search(line)):
+            return line.strip()[:300]
+    return ""
 
 
 def _first_match(line: str, rows: Sequence[tuple[re.Pattern[str], str, str]]) -> Failure | None:
@@ -85,9 +105,7 @@ def _first_match(line: str, rows: Sequence[tuple[re.Pattern[str], str, str]]) ->
     return None
 
 
-def _by_exit(exit_code: int | None) -> FailureClass:
-    if exit_code is None:
-        return TIMEOUT
+def _by_exit(exit_code: int) -> FailureClass:
     # A shell in between reports a child's signal as 128 + its number.
     number = -exit_code if exit_code < 0 else exit_code - 128
     if number == signal.SIGKILL:

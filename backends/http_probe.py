@@ -9,6 +9,7 @@ import http.client
 import ipaddress
 import json
 import os
+import re
 import socket
 import ssl
 import time
@@ -54,12 +55,13 @@ class ServerURL:
     def parse(cls, text: str) -> ServerURL:
         """Read a URL as a person types it. Raises UsageError with an example."""
         example = f" Give the root of an OpenAI-compatible server, for example {EXAMPLE_URL}."
-        shown = text if "@" not in text else "the URL"
+        shown = "the URL" if "@" in text else re.split("[?#]", text)[0]
         try:
             parts = urlsplit(text.strip())
             port = parts.port
         except ValueError as error:
-            raise UsageError(f"{shown!r} is not a URL: {error}.{example}") from None
+            why = "" if "@" in text else f": {error}"  # the error quotes what may be a password
+            raise UsageError(f"{shown!r} is not a URL{why}.{example}") from None
         if parts.scheme not in ("http", "https"):
             raise UsageError(f"{shown!r} has no scheme http:// or https://.{example}")
         if not parts.hostname or any(c.isspace() for c in parts.netloc):
@@ -70,7 +72,9 @@ class ServerURL:
                 "Put a bearer key into the environment variable DYNO_API_KEY instead."
             )
         if parts.query or parts.fragment:
-            raise UsageError(f"{shown!r} has a query or fragment, which a server's root cannot have.{example}")
+            raise UsageError(
+                f"{shown!r} is followed by a query or fragment, which a server's root cannot have.{example}"
+            )
         if port == 0:
             raise UsageError(f"{shown!r} has port 0: no server can be reached there.{example}")
         base = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -5,7 +5,10 @@ standard library only, and imports nothing of the package. Its parent holds the 
 the end of that pipe (the parent is dead, however it died) ends the whole tree. As subreaper it inherits what the server's
 children leave behind, so a walk over /proc finds every process, those with a session of their own too.
 
-Protocol, JSON lines. In: {"argv", "env", "cwd", "grace_s", "parent"} once, then `stop` or `kill` (no grace).
+What is no child of the server (a container) is removed by the command `after`, run once the server's own process has ended
+and before that is told; what it prints goes to the server's log.
+
+Protocol, JSON lines. In: {"argv", "env", "cwd", "grace_s", "parent", "after", "cpus"} once, then `stop` or `kill` (no grace).
 Out: {"pid"} or {"error", "errno"}; {"exit": code, negative for a signal}; last {"killed": [pids], "left": [pids]}.
 """
 
@@ -32,6 +35,8 @@ KILL_S = 5.0
 # and then ends by itself: killed together with the others it would leave the segments in /dev/shm until the next boot.
 CLEANER = b"multiprocessing.resource_tracker"
 CLEAN_S = 2.0
+# How long the command that removes what is no child of the server may take.
+AFTER_S = 30.0
 _POLL_S = 0.02
 
 
@@ -138,6 +143,7 @@ class Keeper:
         self.exit_code: int | None = None
         self.stop_asked = False
         self.patient = True
+        self.config: dict[str, Any] = {}
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
         self.wake, wake_write = os.pipe()
@@ -157,6 +163,7 @@ class Keeper:
         config = self.read_config()
         if config is None:
             return 0
+        self.config = config
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.watch_parent(config["parent"])
         if not self.spawn(config):
@@ -224,6 +231,9 @@ class Keeper:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)  # our stderr is the server's log
         os.chdir(config["cwd"])
+        if config.get("cpus"):
+            with contextlib.suppress(OSError):  # a CPU that is gone meanwhile; where it runs is read back
+                os.sched_setaffinity(0, config["cpus"])
         os.execvpe(config["argv"][0], config["argv"], config["env"])
 
     def wait(self, seconds: float | None) -> None:
@@ -264,7 +274,25 @@ class Keeper:
                 return
             if pid == self.pid:
                 self.exit_code = os.waitstatus_to_exitcode(status)
+                self.clear_away()
                 say({"exit": self.exit_code})
+
+    def clear_away(self) -> None:
+        """Run the command that removes what is no child of the server, in time or not at all."""
+        after = self.config.get("after")
+        if not after:
+            return
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self.become({**self.config, "argv": after})
+            finally:
+                os._exit(127)
+        deadline = time.monotonic() + AFTER_S
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(_POLL_S)
 
     def ask_the_rest(self, deadline: float) -> None:
         """The server is gone but not its children: SIGTERM, and a little time."""

@@ -21,6 +21,7 @@ class KeeperLink:
     def __init__(self, plan: LaunchPlan, log: IO[bytes], grace_s: float) -> None:
         """Start a keeper and hand it the plan's command; what that writes goes to `log`."""
         self.grace_s = grace_s
+        self._plan = plan
         self.said: dict[str, Any] = {}
         self._seen: set[keeper.Process] = set()
         self._buffer = b""
@@ -42,6 +43,8 @@ class KeeperLink:
             "cwd": os.getcwd(),
             "grace_s": grace_s,
             "parent": os.getpid(),
+            "after": list(plan.after),
+            "cpus": list(plan.cpus),
         }
         self.tell(json.dumps(order))
 
@@ -85,6 +88,10 @@ class KeeperLink:
         self._seen.update(below)
         return below
 
+    def seen_pids(self) -> set[int]:
+        """Processes of the tree ever seen, by number."""
+        return {process.pid for process in self._seen}
+
     def left(self) -> list[int]:
         """Processes of the tree ever seen that still run."""
         return sorted(process.pid for process in self._seen if keeper.alive(process))
@@ -106,6 +113,7 @@ class KeeperLink:
 
     def _await_end(self) -> None:
         deadline = time.monotonic() + self.grace_s + keeper.LINGER_S + keeper.KILL_S + 5.0
+        deadline += keeper.AFTER_S if self._plan.after else 0.0
         while self.running() and time.monotonic() < deadline:
             self.listen(0.05)
             self.tree()
@@ -120,3 +128,7 @@ class KeeperLink:
         while (rest := [p for p in self._seen if keeper.alive(p)]) and time.monotonic() < deadline:
             keeper.kill(rest, time.monotonic() < spared_until)
             time.sleep(0.02)
+        if self._plan.after and "pid" in self.said and "exit" not in self.said:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                environment = {**os.environ, **self._plan.env}
+                subprocess.run(self._plan.after, timeout=keeper.AFTER_S, capture_output=True, env=environment)

@@ -83,6 +83,17 @@ def port_holder(port: int) -> str | None:
 
 def listens_on(pids: Iterable[int], port: int) -> bool | None:
     """Whether one of these processes listens on the port; None when the system does not tell (or nobody listens)."""
+    found = _listener(pids, port)
+    return None if found is None else found != 0
+
+
+def listener(pids: Iterable[int], port: int) -> int | None:
+    """The first of these processes that listens on the port; None for none of them, or when the system does not tell."""
+    return _listener(pids, port) or None
+
+
+def _listener(pids: Iterable[int], port: int) -> int | None:
+    """The process; 0 for none of them, None when the system does not tell."""
     wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     if not wanted:
         return None
@@ -96,10 +107,10 @@ def listens_on(pids: Iterable[int], port: int) -> bool | None:
         for name in names:
             try:
                 if os.readlink(f"/proc/{pid}/fd/{name}") in wanted:
-                    return True
+                    return pid
             except OSError:
                 continue
-    return False if looked else None
+    return 0 if looked else None
 
 
 def _listening_inodes(port: int) -> set[str]:

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from backends import http_probe
+from backends.aftermath import require_nothing_left
 from backends.base import FailurePattern, LaunchPlan
-from backends.devices import DeviceProbe, NoDevices, wait_memory_back
+from backends.devices import DeviceProbe, NoDevices, memory_words
+from backends.failure_table import TIMEOUT, FailureClass
 from backends.failures import (
     STAGE_WORDS,
     Failure,
@@ -30,10 +32,12 @@ from backends.failures import (
     classify,
     exit_words,
 )
+from backends.keeper import Process
 from backends.keeper_link import KeeperLink
-from backends.ports import free_port, listens_on, port_holder, require_free_port, wait_port_free
+from backends.ports import free_port, listens_on, port_holder, require_free_port
 from backends.redact import public_argv, public_environment, relevant_environment
-from backends.server_log import log_size, read_log, tail_lines
+from backends.server_log import read_log, tail_lines
+from backends.start_watch import StartWatch
 from results.clock import now_ns
 from results.errors import StoreError
 
@@ -47,9 +51,8 @@ __all__ = [
     "relevant_environment",
 ]
 
+_T = TypeVar("_T")
 _SPAWN_S = 20.0
-_PORT_FREE_S = 5.0
-_MEMORY_BACK_S = 30.0
 _PROBE_S = 5.0
 
 
@@ -85,7 +88,7 @@ class ServerProcess:
         host: str = "127.0.0.1",
         port: int | None = None,
         devices: DeviceProbe | None = None,
-    ) -> ServerProcess:
+    ) -> Self:
         """Write the plan's files and start its command; stdout and stderr are appended to `log_path`.
 
         With `port` the server is refused (PortInUseError) where someone listens already, and its end includes that the
@@ -122,8 +125,7 @@ class ServerProcess:
             if not self._link.listen(0.1) and not self._link.running():
                 break
         if "pid" in said:
-            self.timeline["spawn"] = now_ns()
-            self.stage = Stage.START
+            self.reached(Stage.START, "spawn")
             self._link.tree()
             return
         words = said.get("error", "the keeper did not answer")
@@ -151,9 +153,13 @@ class ServerProcess:
         """Whether the server's own process runs."""
         return self.exit_code is None and self._link.running()
 
+    def tree(self) -> list[Process]:
+        """All processes of the server now, those that lost their parent too."""
+        return self._link.tree()
+
     def pids(self) -> list[int]:
-        """All processes of the server's tree now, those that lost their parent too."""
-        return [process.pid for process in self._link.tree()]
+        """Their numbers."""
+        return [process.pid for process in self.tree()]
 
     def wait_ready(
         self,
@@ -169,38 +175,60 @@ class ServerProcess:
     ) -> float:
         """Poll until GET url + path answers 200; returns the seconds since it was started.
 
-        Raises StartupError as soon as the server has ended, after `timeout_s`, or after `stall_s` in which it wrote
-        nothing to its log. `on_tick` is called with the seconds waited so far, a few times a second; `patterns` are the
-        adapter's own failure patterns, kept for later failures too.
+        Raises StartupError as `watch` does. `on_tick` is called with the seconds waited so far, a few times a second;
+        `patterns` are the adapter's own failure patterns, kept for later failures too.
         `listens_in_tree=False` for a server whose port is held by a process that is not below ours (a container's).
         """
         self.patterns = tuple(patterns)
-        began = progress = time.monotonic()
-        logged = log_size(self.log_path)
+
+        def green(left_s: float) -> bool | None:
+            status = self._ask(url, path, min(_PROBE_S, max(0.1, left_s)), key_env)
+            return True if status == 200 else None
+
+        self.watch(green, timeout_s, "it was not ready", on_tick=on_tick, stall_s=stall_s)
+        if listens_in_tree and self.port is not None and listens_on(self.pids(), self.port) is False:
+            raise self._not_ours(url)
+        self.reached(Stage.READY, "ready")
+        return (self.timeline["ready"] - self.timeline["spawn"]) / 1e9
+
+    def watch(
+        self,
+        step: Callable[[float], _T | None],
+        timeout_s: float,
+        what: str,
+        *,
+        on_tick: Callable[[float], None] | None = None,
+        stall_s: float | None = None,
+    ) -> _T:
+        """Call `step` (with the seconds left) until it answers something, while the server is alive and gets on.
+
+        Raises StartupError as soon as the server has ended, when it lost a worker and its log says that it cannot go on
+        without, after `stall_s` without a line in its log and without CPU time, and after `timeout_s` (`what` says what it
+        was not until then).
+        """
+        began = time.monotonic()
+        signs = StartWatch(self.log_path, stall_s, self.patterns)
         pause = 0.02
         while True:
-            left = timeout_s - (time.monotonic() - began)
-            status = self._ask(url, path, min(_PROBE_S, max(0.1, left)), key_env)
+            done = step(timeout_s - (time.monotonic() - began))
             if not self.alive():
                 raise self.failed(StartupError)
-            if status == 200:
-                if listens_in_tree and self.port is not None and listens_on(self.pids(), self.port) is False:
-                    raise self._not_ours(url)
-                self.stage = Stage.READY
-                self.timeline["ready"] = now_ns()
-                return (self.timeline["ready"] - self.timeline["spawn"]) / 1e9
-            now = time.monotonic()
+            if done is not None:
+                return done
+            elapsed = time.monotonic() - began
             if on_tick is not None:
-                on_tick(now - began)
-            if (size := log_size(self.log_path)) != logged:
-                logged, progress = size, now
-            if now - began > timeout_s:
-                raise self.failed(StartupError, f"it was not ready within {timeout_s:g} s")
-            if stall_s is not None and now - progress > stall_s:
-                raise self.failed(StartupError, f"it wrote nothing to its log for {stall_s:g} s")
-            self._link.tree()
+                on_tick(elapsed)
+            if (trouble := signs.look(self.tree())) is not None:
+                raise self.failed(StartupError, trouble.words, otherwise=trouble.failure, lines=trouble.lines)
+            if elapsed > timeout_s:
+                raise self.failed(StartupError, f"{what} within {timeout_s:g} s")
             self._link.listen(pause)
             pause = min(pause * 1.5, 0.25)
+
+    def reached(self, stage: Stage, event: str) -> None:
+        """Note that the server has come that far, now."""
+        self.stage = stage
+        self.timeline[event] = now_ns()
 
     def _ask(self, url: str, path: str, limit_s: float, key_env: str | None) -> int | None:
         try:
@@ -214,28 +242,44 @@ class ServerProcess:
 
     def _listening(self) -> None:
         if self.stage is Stage.START:
-            self.stage = Stage.LISTEN
-            self.timeline["listening"] = now_ns()
+            self.reached(Stage.LISTEN, "listening")
 
     def check(self) -> None:
         """Raise ServerDiedError when the server has ended."""
         if not self.alive():
             raise self.failed(ServerDiedError)
 
-    def failed(self, kind: type[ServerError] = ServerDiedError, what: str | None = None) -> ServerError:
-        """The error that tells how and why the server failed, from its exit code and its whole log."""
+    def failed(
+        self,
+        kind: type[ServerError] = ServerDiedError,
+        what: str | None = None,
+        *,
+        said: str = "",
+        otherwise: FailureClass = TIMEOUT,
+        lines: int = 15,
+    ) -> ServerError:
+        """The error that tells how and why the server failed, from its exit code and its whole log, with its last `lines`.
+
+        `what` says how where it still runs; `said` is what it told of the cause beside its log, and `otherwise` its failure
+        class where neither tells one.
+        """
         code, running = self.exit_code, self.alive()
         if what is None:
             what = f"it ended with {exit_words(code)}" if code is not None else "it vanished together with its keeper"
         log = read_log(self.log_path)
         since = (now_ns() - self.timeline["spawn"]) / 1e9
+        exit_told = code if code is not None or running else -signal.SIGKILL
+        failure = classify(f"{log}\n{said}", exit_told, self.patterns, otherwise)
+        words = f"The server failed {STAGE_WORDS[self.stage]}: {what}, {since:.1f} s after launch."
+        if failure.is_out_of_memory:
+            words = f"{words} {memory_words(self._devices, self._baseline, self._link.seen_pids())}".rstrip()
         return kind(
-            f"The server failed {STAGE_WORDS[self.stage]}: {what}, {since:.1f} s after launch.",
+            words,
             stage=self.stage,
             server_exit=code,
-            failure=classify(log, code if code is not None or running else -signal.SIGKILL, self.patterns),
+            failure=failure,
             log_path=self.log_path,
-            tail=tail_lines(log),
+            tail=tail_lines(log, lines),
         )
 
     def _not_ours(self, url: str) -> StartupError:
@@ -268,21 +312,7 @@ class ServerProcess:
         return self.exit_code
 
     def _verify_gone(self) -> None:
-        if left := self._link.left():
-            raise LeftBehindError(
-                f"The server was stopped but {len(left)} of its processes cannot be ended: {left}. "
-                "They may hang in a driver call; nothing can be measured beside them."
-            )
-        if self.port is not None and not wait_port_free(self.host, self.port, _PORT_FREE_S):
-            raise LeftBehindError(
-                f"The server was stopped but port {self.port} is still held by {port_holder(self.port) or 'someone'}."
-            )
-        if held := wait_memory_back(self._devices, self._baseline, _MEMORY_BACK_S):
-            more = ", ".join(f"{name} {extra / 2**20:.0f} MiB" for name, extra in held.items())
-            raise LeftBehindError(
-                f"The server was stopped but device memory is not back {_MEMORY_BACK_S:g} s later: {more} above the level "
-                "before its launch. Something else started using the device, or the driver still cleans up."
-            )
+        require_nothing_left(self._link.left(), self.host, self.port, self._devices, self._baseline)
 
     def __enter__(self) -> Self:
         return self

@@ -1,10 +1,13 @@
-"""Prometheus text, read just far enough for a few gauges and counters several times a second."""
+"""A server's metrics page under neutral names: Prometheus text, read just far enough for a few gauges and counters several
+times a second, or whatever else an adapter brings a reader for."""
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 from backends.base import MetricRule
 
@@ -70,6 +73,37 @@ def neutral_metrics(rules: Sequence[MetricRule], samples: Iterable[Sample]) -> d
                 neutral[rule.neutral] = sums[name]
                 break
     return neutral
+
+
+class MetricsReader(Protocol):
+    """Reads one server's metrics page, again and again."""
+
+    # How long the page may take, where that is longer than usual.
+    timeout_s: float
+
+    def read(self, text: str) -> dict[str, float]:
+        """Values under neutral names."""
+
+
+class PrometheusReader:
+    """A page of Prometheus text: each reading stands by itself."""
+
+    timeout_s = 0.0
+
+    def __init__(self, rules: Sequence[MetricRule]) -> None:
+        self._rules, self._names = tuple(rules), metric_names(rules)
+
+    def read(self, text: str) -> dict[str, float]:
+        return neutral_metrics(self._rules, parse_prometheus(text, self._names))
+
+
+def metrics_reader(path: str | None, rules: Sequence[MetricRule]) -> MetricsReader:
+    """A new reader: the adapter's own (`Backend.metrics_reader`), else Prometheus by the rules."""
+    if path is None:
+        return PrometheusReader(rules)
+    module, _, name = path.partition(":")
+    reader: MetricsReader = getattr(importlib.import_module(module), name)()
+    return reader
 
 
 def _unescape(text: str) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
+from datetime import datetime
 from typing import Any, ClassVar
 
 from backends.base import (
@@ -17,6 +20,7 @@ from backends.base import (
     Resolved,
     Source,
 )
+from backends.reference.switches import Switches, check_switches
 from backends.vllm_metrics import VLLM_METRICS
 from results.errors import UsageError
 
@@ -34,6 +38,9 @@ _FLAGS = {
     "threads": "--threads",
     "seed": "--seed",
     "load_format": "--load-format",
+    "admission": "--admission",
+    "batching": "--batching",
+    "kv_layout": "--kv-layout",
 }
 # What it always does and nobody can set: token by token, each sent at once, each step planned after the one before; what a
 # request leaves open is plain sampling.
@@ -43,11 +50,20 @@ _ALWAYS = {
     "async_scheduling": False,
     "stream_interval": 1,
 }
-# Neutral switch -> the two forms of its flag.
+# Neutral switch -> its words when on and when off.
 _SWITCHES = {
-    "chunked_prefill": ("--chunked-prefill", "--no-chunked-prefill"),
-    "prefix_caching": ("--prefix-caching", "--no-prefix-caching"),
+    "chunked_prefill": (("--chunked-prefill",), ("--no-chunked-prefill",)),
+    "prefix_caching": (("--prefix-caching",), ("--no-prefix-caching",)),
+    "kv_cache": (("--kv-cache", "on"), ("--kv-cache", "off")),
 }
+_SWITCH_NAMES = tuple(field.name for field in fields(Switches))
+# Phase of the start -> the line of its log that ends it; each line begins with local time, to the millisecond.
+_PHASES = {
+    "log_first_line": re.compile(""),
+    "weights_loaded": re.compile(r": loaded [\d.]+ \w+ of weights"),
+    "kv_allocated": re.compile(r": allocated KV in"),
+}
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) ")
 # What the server tells of itself beside settings.
 _OTHER_KEYS = frozenset({"versions", "model"})
 
@@ -56,7 +72,7 @@ class ReferenceBackend(Backend):
     """`python -m backends.reference MODEL_DIR ...`"""
 
     name: ClassVar[str] = "reference"
-    words: ClassVar[str] = "the in-repo reference engine (paged KV cache, continuous batching), on the CPU or one GPU"
+    words: ClassVar[str] = "the in-repo reference engine (paged KV cache, continuous batching), on the CPU"
     capabilities: ClassVar[Capabilities] = Capabilities(
         launches=True,
         token_id_prompts=True,
@@ -65,6 +81,7 @@ class ReferenceBackend(Backend):
         return_token_ids=True,
         truth_log=True,
         server_metrics=True,
+        api_in_main_thread=True,
     )
     settings: ClassVar[frozenset[str]] = frozenset({*_FLAGS, *_SWITCHES})
     fixed: ClassVar[Mapping[str, Any]] = {
@@ -75,6 +92,7 @@ class ReferenceBackend(Backend):
     metrics: ClassVar[tuple[MetricRule, ...]] = (
         *VLLM_METRICS,
         MetricRule("kv_pool_bytes", ("dyno_reference:kv_pool_bytes",)),
+        MetricRule("kv_reserved_bytes", ("dyno_reference:kv_reserved_bytes",)),
         MetricRule("kv_allocated_bytes", ("dyno_reference:kv_allocated_bytes",)),
         MetricRule("kv_held_bytes", ("dyno_reference:kv_held_bytes", "dyno_reference:kv_token_bytes")),
         MetricRule("weight_bytes", ("dyno_reference:weight_bytes",)),
@@ -109,13 +127,24 @@ class ReferenceBackend(Backend):
                 f"kv_cache_bytes={asked['kv_cache_bytes']}. Leave one out."
             )
         argv = [*context.command, str(context.model), "--host", context.host, "--port", str(context.port)]
-        argv += ["--served-model-name", context.served_name, "--truth-dir", str(context.session_dir)]
+        truth = ("--truth-dir", str(context.session_dir))
+        argv += ["--served-model-name", context.served_name, *truth]
         for setting, flag in _FLAGS.items():
             if setting in asked:
                 argv += [flag, str(asked[setting])]
-        argv += [flags[not asked[setting]] for setting, flags in _SWITCHES.items() if setting in asked]
+        for setting, words in _SWITCHES.items():
+            if setting in asked:
+                argv += words[not asked[setting]]
         env = {"PYTHONUNBUFFERED": "1", **context.env}
-        return LaunchPlan((*argv, *context.options), env)
+        return LaunchPlan((*argv, *context.options), env, measuring=frozenset(truth))
+
+    def refuse_unsupported(self, asked: EngineSettings) -> None:
+        """Also switches that do not go together: its engine would say so only once it is started."""
+        super().refuse_unsupported(asked)
+        values = {name: value for name in _SWITCH_NAMES if (value := getattr(asked, name)) is not None}
+        cache = values.pop("kv_cache", True)
+        chunked = values.pop("chunked_prefill", cache)
+        check_switches(Switches(**values, chunked_prefill=chunked, kv_cache="on" if cache else "off"))
 
     def settings_paths(self) -> tuple[str, ...]:
         return (SETTINGS_PATH,)
@@ -133,6 +162,20 @@ class ReferenceBackend(Backend):
                 if name not in _OTHER_KEYS and not isinstance(value, dict)
             }
         return resolved
+
+    def startup_phases(self, log: str, now_wall_ns: int) -> dict[str, int]:
+        phases: dict[str, int] = {}
+        for line in log.splitlines():
+            if (stamp := _STAMP.match(line)) is None:
+                continue
+            try:
+                at = round(datetime.strptime(stamp[1], "%Y-%m-%d %H:%M:%S,%f").timestamp() * 1000) * 1_000_000
+            except ValueError:
+                continue  # no date
+            for phase, pattern in _PHASES.items():
+                if phase not in phases and pattern.search(line):
+                    phases[phase] = at
+        return phases
 
     def versions(self, documents: Mapping[str, Any], log: str) -> dict[str, str]:
         document = documents.get(SETTINGS_PATH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 # Of a huge log both ends are read: causes stand early, consequences late.
@@ -24,8 +25,37 @@ def read_log(path: Path) -> str:
                 data += b"\n" + file.read(_TAIL_BYTES)
     except OSError:
         return ""
+    return _clean(data)
+
+
+def _clean(data: bytes) -> str:
     text = _ANSI.sub("", data.decode("utf-8", "replace")).replace("\r\n", "\n").replace("\r", "\n")
     return _CONTROL.sub("", text)
+
+
+def read_since(path: Path, offset: int) -> tuple[str, int]:
+    """The whole lines written after `offset`, and where they end. Of very much new text only the end is read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(offset, path.stat().st_size - _TAIL_BYTES))
+            data = file.read()
+            end = file.tell()
+    except OSError:
+        return "", offset
+    whole = data[: data.rfind(b"\n") + 1]
+    return _clean(whole), end - (len(data) - len(whole))
+
+
+def lines_between(path: Path, start: int, end: int) -> Iterator[str]:
+    """The lines that stand between two sizes of the log, one after the other however many; the log is gone: none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            while start < end and (line := file.readline()):
+                start += len(line)
+                yield _clean(line).rstrip("\n")
+    except OSError:
+        return
 
 
 def tail_lines(log: str, count: int = 15) -> list[str]:

@@ -6,6 +6,11 @@ from backends.base import FailurePattern
 
 VLLM_FAILURES = (
     FailurePattern(
+        "engine_died",
+        r"engine core exited unexpectedly|EngineCore encountered a fatal error|Worker proc .* died unexpectedly",
+        "The first error before that line is the cause; where there is none it was killed from outside, most often for memory.",
+    ),
+    FailurePattern(
         "out_of_memory_kv_cache",
         r"To serve at least one request with the model's max(?:imum)? seq(?:uence)? len",
         "Lower max_model_len to the estimate that line gives, or give the KV cache more (kv_cache_bytes, memory_fraction).",

@@ -5,12 +5,14 @@ Most settings are a row of `FLAGS`. Four are more than a row: the KV cache's siz
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from backends.base import EngineSettings, SettingNotSupportedError
+from backends.speculation import NGRAM, Method, Speculation, asked_speculation
 from backends.vllm_version import Build, Version, show_version
 from results.errors import UsageError
 
@@ -21,6 +23,7 @@ NEWEST: Version = (0, 32, 0)
 # The engine's own block sizes where none is asked (some attention backends on a GPU take a larger one).
 GPU_BLOCK, CPU_BLOCK = 16, 128
 KV_SPACE, OMP_BIND = "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND"
+STEP_LOG = "--enable-logging-iteration-details"
 # What the CPU build gets where no size is asked: its own default is most of the machine's memory.
 CPU_KV_GIB = 4
 
@@ -61,11 +64,19 @@ FLAGS = (
     Flag("quantisation", "--quantization"),
     Flag("seed", "--seed"),
     Flag("load_format", "--load-format"),
+    Flag("step_log", STEP_LOG, switch=True, since=(0, 16, 0), cpu_since=(0, 16, 0)),
 )
 # Turning off graphs alone; before, only the eager mode (which also turns off the compiler) does.
 _GRAPHS_ALONE: Version = (0, 11, 0)
 _QUIET_BY_DEFAULT: Version = (0, 10, 1)
-SETTINGS = frozenset(flag.setting for flag in FLAGS) | {"kv_cache_tokens", "cuda_graphs", "threads"}
+SETTINGS = frozenset(flag.setting for flag in FLAGS) | {
+    "kv_cache_tokens",
+    "cuda_graphs",
+    "threads",
+    "speculative",
+    "speculative_tokens",
+    "speculative_model",
+}
 _KV_SIZES = ("kv_cache_tokens", "kv_cache_bytes", "memory_fraction")
 
 
@@ -78,7 +89,9 @@ class Translation:
     notes: list[str] = field(default_factory=list)
 
 
-def translate(settings: EngineSettings, build: Build, environ: Mapping[str, str], cpu: bool) -> Translation:
+def translate(
+    settings: EngineSettings, build: Build, environ: Mapping[str, str], cpu: bool, cpus: Sequence[int] = ()
+) -> Translation:
     """Flags and environment for these settings. `environ` is what the server would inherit.
 
     Raises SettingNotSupportedError for a setting this version or build has no way to take, UsageError for settings that
@@ -104,10 +117,31 @@ def translate(settings: EngineSettings, build: Build, environ: Mapping[str, str]
     if settings.cuda_graphs is not None:
         _graphs(settings.cuda_graphs, version, cpu, out)
     if settings.threads is not None:
-        _threads(settings.threads, settings.tensor_parallel or 1, cpu, out)
+        _threads(settings.threads, settings.tensor_parallel or 1, cpu, cpus, out)
+    if (wanted := asked_speculation(settings)) is not None:
+        out.flags += ["--speculative-config", json.dumps(_speculation(wanted))]
     if version < _QUIET_BY_DEFAULT:
         out.flags.append("--disable-log-requests")
     return out
+
+
+def with_step_log(settings: EngineSettings, build: Build) -> EngineSettings:
+    """The settings with a line a step in the log, where nothing else was asked and the version is known to have it."""
+    (row,) = (flag for flag in FLAGS if flag.setting == "step_log")
+    if settings.step_log is not None or build.version is None or build.version < row.since:
+        return settings
+    return settings.model_copy(update={"step_log": True})
+
+
+def _speculation(wanted: Speculation) -> dict[str, Any]:
+    config: dict[str, Any] = {"num_speculative_tokens": wanted.tokens}
+    if wanted.method is not Method.DRAFT:  # a model alone is told as one that drafts
+        config["method"] = str(wanted.method)
+    if wanted.method is Method.NGRAM:
+        config |= {"prompt_lookup_max": NGRAM, "prompt_lookup_min": NGRAM}
+    if wanted.model is not None:
+        config["model"] = wanted.model
+    return config
 
 
 def _require(flag: Flag, version: Version, cpu: bool) -> None:
@@ -131,7 +165,7 @@ def _cpu_memory(asked: dict[str, Any], version: Version, environ: Mapping[str, s
     elif wanted is None and "memory_fraction" not in asked:
         out.env[KV_SPACE] = str(CPU_KV_GIB)
         out.notes.append(
-            f"{KV_SPACE}={CPU_KV_GIB} (GiB): no size of the KV cache was asked, and this build's own default takes most of "
+            f"{KV_SPACE}={CPU_KV_GIB} (GiB): no size of the KV cache was asked in bytes, and this build's own default takes most of "
             "the machine's memory (0.92 of it in vLLM 0.32)"
         )
 
@@ -160,11 +194,11 @@ def _graphs(wanted: bool, version: Version, cpu: bool, out: Translation) -> None
         out.notes.append("cuda_graphs=False turns off this version's compiler as well (--enforce-eager)")
 
 
-def _threads(threads: int, ranks: int, cpu: bool, out: Translation) -> None:
-    """The first `threads` CPUs this process may use, in equal shares for the ranks."""
+def _threads(threads: int, ranks: int, cpu: bool, cpus: Sequence[int], out: Translation) -> None:
+    """The first `threads` of those CPUs (of all that this process may use), in equal shares for the ranks."""
     if not cpu:
         raise SettingNotSupportedError("vllm (GPU build)", "threads", [f.setting for f in FLAGS])
-    cpus = sorted(os.sched_getaffinity(0))
+    cpus = sorted(cpus or os.sched_getaffinity(0))
     if threads > len(cpus) or threads % ranks:
         raise UsageError(
             f"threads={threads} cannot be had: {len(cpus)} CPUs may be used here, and each of {ranks} tensor-parallel ranks "

@@ -24,6 +24,7 @@ _CONFIG = {
     "block_size": ("cache_config", "block_size"),
     "kv_cache_tokens": ("cache_config", "kv_cache_size_tokens"),
     "kv_cache_bytes": ("cache_config", "kv_cache_memory_bytes"),
+    "memory_fraction": ("cache_config", "gpu_memory_utilization"),
     "prefix_caching": ("cache_config", "enable_prefix_caching"),
     "max_num_seqs": ("scheduler_config", "max_num_seqs"),
     "max_num_batched_tokens": ("scheduler_config", "max_num_batched_tokens"),

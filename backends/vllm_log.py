@@ -13,7 +13,10 @@ from typing import Any
 
 from results.clock import NS_PER_S
 
-_STAMP = re.compile(r"^(?:\([^)]*\)\s)?(?:INFO|WARNING|ERROR|DEBUG) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d) ")
+# Where steps are logged the seconds since the epoch stand in front too, before or after the process (`vllm_steps`).
+_STAMP = re.compile(
+    r"^(?:\d+\.\d+ )?(?:\([^)]*\)\s)?(?:\d+\.\d+ )?(?:INFO|WARNING|ERROR|DEBUG) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d) "
+)
 _CONFIG = re.compile(r"Initializing a V1 LLM engine \(v(?P<version>[^)]+)\) with config: (?P<config>.*)")
 _VERSION = re.compile(r"█\s+version (\S+)")
 _ARGS = re.compile(r"non-default args: (\{.*\})")

@@ -26,6 +26,9 @@ VLLM_ENGINE_METRICS = (
     MetricRule("steps_total", ("vllm:iteration_tokens_total_count",)),
     MetricRule("step_tokens_total", ("vllm:iteration_tokens_total_sum",)),
     MetricRule("queue_seconds_total", ("vllm:request_queue_time_seconds_sum",)),
+    MetricRule("drafts_total", ("vllm:spec_decode_num_drafts_total",)),
+    MetricRule("draft_tokens_total", ("vllm:spec_decode_num_draft_tokens_total",)),
+    MetricRule("accepted_tokens_total", ("vllm:spec_decode_num_accepted_tokens_total",)),
     MetricRule("requests_finished_total", ("vllm:request_success_total",)),
 )
 

@@ -14,11 +14,12 @@ from typing import Any
 import orjson
 
 from backends.http_probe import ProbeError, ServerURL, Trouble, bearer
-from harness.load.completion import StreamResult, error_text, plain_result
+from harness.load.completion import StreamResult, error_text, plain_result, shorten
 from harness.load.sse import StreamParser
 from results.clock import now_ns
 
 COMPLETIONS = "/v1/completions"
+PATHS = {"completions": COMPLETIONS, "chat": "/v1/chat/completions"}
 
 
 @dataclass(slots=True)
@@ -70,13 +71,14 @@ def ask(
     key_env: str | None = None,
     cut_after: int | None = None,
     request_id: str | None = None,
+    path: str = COMPLETIONS,
 ) -> Answer:
-    """POST /v1/completions. With `cut_after` the connection is closed after so many events, as a client that leaves.
+    """POST a body. With `cut_after` the connection is closed after so many events, as a client that leaves.
 
     Raises ProbeError when there is no answer at all, or not the whole of it within `timeout_s`.
     """
     target = ServerURL.parse(url)
-    where = f"{target}{COMPLETIONS}"
+    where = f"{target}{path}"
     deadline = time.monotonic() + timeout_s
     connection: http.client.HTTPConnection
     if target.scheme == "https":
@@ -94,7 +96,7 @@ def ask(
         headers["X-Request-Id"] = request_id
     response: http.client.HTTPResponse | None = None
     try:
-        connection.request("POST", target.base + COMPLETIONS, orjson.dumps(body), headers)
+        connection.request("POST", target.base + path, orjson.dumps(body), headers)
         response = connection.getresponse()
         return _read(connection, response, deadline, cut_after)
     except TimeoutError as error:
@@ -138,7 +140,7 @@ def _read(
         try:
             message = orjson.loads(body)
         except orjson.JSONDecodeError:
-            message = {"error": f"not JSON: {body[:200].decode('utf-8', 'replace')}"}
+            message = {"error": f"not JSON: {shorten(body[:200].decode('utf-8', 'replace'))}"}
         return Answer(response.status, body, plain_result(message), whole)
     return Answer(response.status, body, parser.finish(), whole, _events(body))
 

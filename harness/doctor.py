@@ -26,7 +26,9 @@ from typing import Any
 import psutil
 
 from backends.base import backend_names, get_backend
+from harness.brings import brings
 from harness.load import stamps
+from harness.load.compiled import PARTS, SWITCH, compiled, not_loaded
 from harness.manifest import host_facts
 from harness.models import cache
 from harness.models.known import KNOWN
@@ -113,11 +115,12 @@ def _extras() -> list[Row]:
         ("gguf", "gguf", "builds smollm2-135m from its package", "models"),
         ("transformers", "transformers", "the oracle of the tests", "dev"),
         ("pynvml", "nvidia-ml-py", "reads NVIDIA devices", None),
+        ("ray", "ray", "load from several machines", "ray"),
     ):
         there = importlib.util.find_spec(module) is not None
         words = f"{_version(package)}, {use}" if there else f"not installed ({use})"
         how = f"pip install {package}" if extra is None else f"pip install -e '.[{extra}]'"
-        wanted = module != "pynvml" or _DRIVER.exists()
+        wanted = module != "ray" and (module != "pynvml" or _DRIVER.exists())
         found = there if there or wanted else None
         rows.append(Row("python", package, found, words, how if found is False else None))
     return rows
@@ -140,9 +143,7 @@ def _engines() -> list[Row]:
                 continue
             command = backend.command(None)
         except DynoError as error:
-            found, where = _venv_hint(name)
-            how = f"export DYNO_{name.upper()}_COMMAND={shlex.quote(where)}" if found else _BRINGS.get(name)
-            rows.append(Row("engines", name, False, str(error).split(". ")[0], how))
+            rows.append(Row("engines", name, False, str(error).split(". ")[0], brings(name)))
             continue
         there = shutil.which(command[0]) is not None
         words = shlex.join(command) if there else f"{command[0]} cannot be executed"
@@ -150,29 +151,7 @@ def _engines() -> list[Row]:
             words += f" ({told})"
         how = f"correct DYNO_{name.upper()}_COMMAND" if not there else None
         rows.append(Row("engines", name, there, words, how, needed=name == "reference"))
-    if "tensorrt_llm" not in backend_names():
-        rows.append(_tensorrt_llm())
     return rows
-
-
-_BRINGS = {
-    "vllm": "make test-vllm makes an environment for it (CPU build); on a GPU: pip install vllm, in an environment of its own",
-    "tensorrt_llm": "pip install tensorrt-llm, in an environment of its own on a machine with an NVIDIA GPU",
-}
-
-
-def _venv_hint(name: str) -> tuple[bool, str]:
-    """vLLM's own environment, as `make test-vllm` makes it."""
-    folder = cache.cache_root().parent / "vllm-venv"
-    there = any(folder.glob("lib/python3*/site-packages/vllm*.dist-info"))
-    return name == "vllm" and there, f"{folder / 'bin' / 'python'} -m vllm.entrypoints.openai.api_server"
-
-
-def _tensorrt_llm() -> Row:
-    command = os.environ.get("DYNO_TENSORRT_LLM_COMMAND") or shutil.which("trtllm-serve")
-    there = bool(command) or importlib.util.find_spec("tensorrt_llm") is not None
-    words = command or (_version("tensorrt-llm") if there else "no trtllm-serve on PATH, no package tensorrt_llm")
-    return Row("engines", "tensorrt_llm", there, words, None if there else _BRINGS["tensorrt_llm"])
 
 
 def _installed_in(command: tuple[str, ...], backend: str) -> str:
@@ -272,6 +251,18 @@ def _stamps() -> list[Row]:
     return [Row("system", "receive stamps", there, words, None if there else "run on Linux (SO_TIMESTAMPNS)")]
 
 
+def _load_client() -> list[Row]:
+    """Are the load client's compiled parts there, and can they be loaded?"""
+    if os.environ.get(SWITCH) == "python":
+        return [Row("system", "load client", None, f"in Python alone, as {SWITCH} asks")]
+    missing = [part for part in PARTS if compiled(part) is None]
+    if not missing:
+        return [Row("system", "load client", True, "its compiled parts are here")]
+    told = [f"{part} cannot be loaded ({not_loaded[part]})" if part in not_loaded else f"no {part}" for part in missing]
+    words = f"compiled parts: {', '.join(told)}; Python does their work, for about half more CPU a token"
+    return [Row("system", "load client", False, words, "pip install -e . (with a C compiler)")]
+
+
 def _models() -> list[Row]:
     rows = []
     for name, known in KNOWN.items():
@@ -324,6 +315,7 @@ ROWS: tuple[tuple[str, str, Callable[[], list[Row]]], ...] = (
     ("device", "host", _host),
     ("system", "open files", _files),
     ("system", "receive stamps", _stamps),
+    ("system", "load client", _load_client),
     ("models", "models", _models),
     ("reports", "Chromium", _browser),
     ("disk", "disk", _disk),

@@ -8,26 +8,50 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from backends.base import EngineSettings, normalise_backend_name
-from backends.redact import hidden_words, known_secrets, public_argv, public_environment
+from backends.container_spec import ContainerSpec
+from backends.redact import (
+    HIDDEN,
+    hidden_words,
+    is_secret_name,
+    known_secrets,
+    public_argv,
+    public_environment,
+    public_text,
+)
+from harness.axes import expand
+from harness.loads import Load
+from harness.telemetry.settings import Telemetry
 from results.errors import UsageError
 from workloads.base import canonical
 from workloads.union import Workload
 
 _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 _MAX_FILE_BYTES = 4 << 20
+# Of a value that is refused, in characters.
+_MOST_SHOWN = 200
 
 
 class EngineSpec(BaseModel):
     """One engine of an experiment: a label, a backend, and how it is to be set.
 
     `url` attaches to a server that is already there (backend `openai`). `options` go to the engine's command line word
-    by word, after our own. `command` replaces the argv prefix that starts the engine.
+    by word, after our own. `command` replaces the argv prefix that starts the engine. `container` runs it in one, instead of
+    on the host.
     """
 
     model_config = _STRICT
@@ -38,6 +62,7 @@ class EngineSpec(BaseModel):
     settings: EngineSettings = Field(default_factory=EngineSettings)
     options: tuple[str, ...] = ()
     url: str | None = None
+    container: ContainerSpec | None = None
 
     @field_validator("backend")
     @classmethod
@@ -63,100 +88,81 @@ class EngineSpec(BaseModel):
     def public(self) -> EngineSpec:
         """The same without secrets: what may be written to a file, and what names a cell (a new key is no new engine)."""
         env = public_environment(self.env)
-        secrets = known_secrets(self.env)
+        secrets = self.secrets()
         command = None if self.command is None else tuple(public_argv(self.command, secrets))
-        return self.model_copy(
-            update={"env": env, "command": command, "options": tuple(public_argv(self.options, secrets))}
-        )
+        container = self.container
+        if container is not None:
+            container = container.model_copy(update={"args": tuple(public_argv(container.args, secrets))})
+        options = tuple(public_argv(self.options, secrets))
+        return self.model_copy(update={"env": env, "command": command, "options": options, "container": container})
 
     def secrets(self) -> frozenset[str]:
         """The secret values among the environment, the options and the command."""
-        words = [*self.options, *(self.command or ())]
+        words = [*self.options, *(self.command or ()), *(self.container.args if self.container else ())]
         return known_secrets(self.env) | hidden_words(words)
-
-
-class BatchLoad(BaseModel):
-    """`batch` requests sent at once, `waves` times; a wave starts when the one before has ended. The deliberate lock."""
-
-    model_config = _STRICT
-    mode: Literal["batch"] = "batch"
-    batch: int = Field(gt=0)
-    waves: int = Field(gt=0)
-
-    @property
-    def value(self) -> int:
-        return self.batch
-
-    @property
-    def in_flight(self) -> int:
-        """The most requests in flight at once."""
-        return self.batch
-
-    @property
-    def requests(self) -> int:
-        return self.batch * self.waves
-
-    @classmethod
-    def of(cls, batch: int, requests: int | None = None) -> BatchLoad:
-        """As many waves as `requests` asks for; by default at least three and at least eight requests."""
-        waves = max(3, -(-8 // batch)) if requests is None else max(1, -(-requests // batch))
-        return cls(batch=batch, waves=waves)
-
-
-class ConcurrencyLoad(BaseModel):
-    """A closed loop: `concurrency` slots, each sending its next request when its last has ended.
-
-    Each slot's first request gets an output length uniform in [1, asked], so that the loop does not lock in phase.
-    """
-
-    model_config = _STRICT
-    mode: Literal["concurrency"] = "concurrency"
-    concurrency: int = Field(gt=0)
-    requests: int = Field(gt=0)
-
-    @model_validator(mode="after")
-    def _enough(self) -> ConcurrencyLoad:
-        if self.requests < 2 * self.concurrency:
-            raise ValueError(
-                f"{self.requests} requests are too few for {self.concurrency} slots: the first of each slot is shortened so "
-                f"that the loop starts out of phase, so at least {2 * self.concurrency} are needed"
-            )
-        return self
-
-    @property
-    def value(self) -> int:
-        return self.concurrency
-
-    @property
-    def in_flight(self) -> int:
-        """The most requests in flight at once."""
-        return self.concurrency
-
-    @classmethod
-    def of(cls, concurrency: int, requests: int | None = None) -> ConcurrencyLoad:
-        """By default four requests a slot, at least 16."""
-        return cls(concurrency=concurrency, requests=requests if requests is not None else max(16, 4 * concurrency))
-
-
-Load = Annotated[BatchLoad | ConcurrencyLoad, Field(discriminator="mode")]
 
 
 class Timeouts(BaseModel):
     """Seconds after which the client or the supervisor gives up; a timeout is an outcome, never a hang."""
 
     model_config = _STRICT
-    ready_s: float = Field(600, gt=0)
+    ready_s: float = Field(1800, gt=0)
+    # A start without a line in its log and without CPU time for so long is dead, whatever is left of `ready_s`.
+    stall_s: float = Field(300, gt=0)
     connect_s: float = Field(10, gt=0)
     first_token_s: float = Field(300, gt=0)
     between_tokens_s: float = Field(120, gt=0)
     total_s: float = Field(1800, gt=0)
     stop_s: float = Field(20, gt=0)
+    # In a cell: a server whose health page says no, or nothing, for so long while no token comes has failed.
+    unhealthy_s: float = Field(30, gt=0)
 
 
-class Experiment(BaseModel):
-    """The whole of what a sweep is asked to do."""
+# Options that came later: at these values they leave no trace in files and hashes, so that runs of before stay the same.
+_UNSAID = {
+    "endpoint": "completions",
+    "stream": True,
+    "workers": None,
+    "workers_on": "here",
+    "telemetry": Telemetry().model_dump(mode="json"),
+    "until_ci": None,
+    "budget_s": None,
+    "slo": None,
+    "placement": "apart",
+    "left_out": [],
+}
+Endpoint = Literal["completions", "chat"]
+ENDPOINTS: tuple[str, ...] = get_args(Endpoint)
+
+
+class _Asked(BaseModel):
+    """What says nothing of options that are as they always were."""
 
     model_config = _STRICT
+
+    @model_serializer(mode="wrap")
+    def _said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if name not in _UNSAID or value != _UNSAID[name]}
+
+
+class SloAsked(BaseModel):
+    """Objectives as `results.slo` reads them (`ttft_ms.p99<=200`), and the joint share that is demanded."""
+
+    model_config = _STRICT
+    objectives: tuple[str, ...] = Field(min_length=1)
+    share: float | None = Field(None, gt=0, lt=1)
+
+
+class Experiment(_Asked):
+    """The whole of what a sweep is asked to do.
+
+    `endpoint` chat sends the same prompts as the text of one user message. `workers` processes share the load (null: one, or as
+    many as the machine's calibration asks for), here or on the nodes of a Ray cluster. `until_ci`
+    goes on after `blocks` until intervals are that narrow (0.03 is +-3 %), `slo` searches the highest load that meets it,
+    and neither begins what would not fit into `budget_s`. `placement` apart gives client, API server and engine cores of
+    their own where there are enough. `left_out` names combinations of an engine's settings that its backend does not take.
+    """
+
     schema_version: Literal[1] = 1
     model: str
     tokenizer: str | None = None
@@ -166,8 +172,18 @@ class Experiment(BaseModel):
     blocks: int = Field(1, gt=0, le=1000)
     seed: int = Field(0, ge=0, lt=2**63)
     temperature: float = Field(0.0, ge=0)
+    endpoint: Endpoint = "completions"
+    stream: bool = True
+    workers: int | None = Field(None, gt=0, le=64)
+    workers_on: Literal["here", "ray"] = "here"
     sample_interval_s: float = Field(0.25, gt=0)
+    telemetry: Telemetry = Field(default_factory=Telemetry)
     timeouts: Timeouts = Field(default_factory=Timeouts)
+    until_ci: float | None = Field(None, gt=0, lt=1)
+    budget_s: float | None = Field(None, gt=0)
+    slo: SloAsked | None = None
+    placement: Literal["apart", "none"] = "apart"
+    left_out: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _labels(self) -> Experiment:
@@ -181,17 +197,36 @@ class Experiment(BaseModel):
                     raise ValueError(f"{name} {index} stands there twice: {item.model_dump(mode='json')}")
         return self
 
+    @model_validator(mode="after")
+    def _shared(self) -> Experiment:
+        workers = self.workers or 1
+        if self.workers is None and self.workers_on != "here":
+            raise ValueError(f"workers_on: {self.workers_on} needs to know how many: give workers")
+        for load in self.loads if workers > 1 else ():
+            if load.mode == "batch":
+                raise ValueError(
+                    f"{workers} workers cannot share a batch: its waves begin when all of the one before has ended, which "
+                    "several processes cannot know of each other. Use a concurrency or a rate, or one worker"
+                )
+            most = load.concurrency if load.mode == "concurrency" else load.max_in_flight
+            if most is not None and workers > most:
+                raise ValueError(f"{workers} workers are more than the {most} requests that {load.mode} has in flight")
+            sent = load.requests
+            if sent is not None and workers > sent:
+                raise ValueError(f"{workers} workers are more than the {sent} requests that {load.mode} sends in all")
+        return self
+
     def to_yaml(self) -> str:
         """The resolved experiment as it is kept in the run, without secrets."""
         public = self.model_copy(update={"engines": tuple(engine.public() for engine in self.engines)})
-        text: str = yaml.safe_dump(public.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        asked = public.model_dump(mode="json", exclude_none=True)
+        text: str = yaml.safe_dump(asked, sort_keys=False, allow_unicode=True)
         return text
 
 
-class Cell(BaseModel):
+class Cell(_Asked):
     """One (engine, workload, load, block) and the run-wide parameters that shape what is sent."""
 
-    model_config = _STRICT
     engine: EngineSpec
     model: str
     tokenizer: str | None
@@ -200,11 +235,14 @@ class Cell(BaseModel):
     block: int
     seed: int
     temperature: float
+    endpoint: Endpoint = "completions"
+    stream: bool = True
 
     @property
     def id(self) -> str:
-        """A hash of what was asked; stable across machines and versions within a schema number."""
-        asked = self.model_copy(update={"engine": self.engine.public()}).model_dump(mode="json")
+        """A hash of what was asked; stable across machines and versions within a schema number: what was not asked is left
+        out, so that an option which comes later renames no cell."""
+        asked = self.model_copy(update={"engine": self.engine.public()}).model_dump(mode="json", exclude_none=True)
         return hashlib.sha256(canonical(asked).encode()).hexdigest()[:16]
 
 
@@ -220,6 +258,8 @@ def cells_of(experiment: Experiment) -> list[Cell]:
             block=block,
             seed=experiment.seed,
             temperature=experiment.temperature,
+            endpoint=experiment.endpoint,
+            stream=experiment.stream,
         )
         for block in range(experiment.blocks)
         for engine in experiment.engines
@@ -269,15 +309,36 @@ def load_experiment(path: Path) -> Experiment:
 
 
 def experiment_from(data: dict[str, Any], origin: str) -> Experiment:
-    """Validate a mapping as an experiment; `origin` names it in the message."""
+    """Validate a mapping as an experiment, each combination of settings an engine of its own; `origin` names it in the message.
+    Raises UsageError."""
+    entries: Sequence[int] = ()
+    if isinstance(engines := data.get("engines"), list | tuple):
+        expanded = expand(engines)
+        entries = expanded.origin
+        data = {**data, "engines": expanded.engines}
+        if expanded.left_out:
+            data["left_out"] = [*(data.get("left_out") or ()), *expanded.left_out]
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:
-        raise UsageError(f"{origin} is not a valid experiment: {describe_validation(error.errors())}.") from error
+        raise UsageError(
+            f"{origin} is not a valid experiment: {describe_validation(_as_given(error.errors(), entries))}."
+        ) from error
+
+
+def _as_given(errors: Sequence[Any], entries: Sequence[int]) -> list[Any]:
+    """Findings that name an engine by the entry the user wrote, of which several may have been made."""
+    found = []
+    for item in errors:
+        where = item["loc"]
+        if len(where) > 1 and where[0] == "engines" and isinstance(where[1], int) and where[1] < len(entries):
+            item = {**item, "loc": ("engines", entries[where[1]], *where[2:])}
+        found.append(item)
+    return found
 
 
 def describe_validation(errors: Sequence[Any]) -> str:
-    """Pydantic's findings as one line: field, what is wrong, what was given."""
+    """Pydantic's findings as one line: field, what is wrong, what was given; each once."""
     parts = []
     # A list whose items are wrong also counts as too short: only the items tell the user something.
     roots = {item["loc"][0] for item in errors if len(item["loc"]) > 1}
@@ -286,6 +347,10 @@ def describe_validation(errors: Sequence[Any]) -> str:
             continue
         where = ".".join(str(step) for step in item["loc"]) or "experiment"
         given = item.get("input")
-        shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+        if isinstance(given, str):
+            given = HIDDEN if is_secret_name(where) else " ".join(public_argv(public_text(given).split(" ")))
+        text = repr(given)
+        text = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+        shown = f" (given: {text})" if isinstance(given, str | int | float | bool) else ""
         parts.append(f"{where}: {str(item['msg']).removeprefix('Value error, ')}{shown}")
-    return "; ".join(parts)
+    return "; ".join(dict.fromkeys(parts))

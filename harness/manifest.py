@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from harness.telemetry.choose import Choice
 from results.clock import ClockPair
 from results.schema import SCHEMA_VERSION
 
@@ -39,13 +40,13 @@ _PACKAGES = [
 
 
 def make_manifest(
-    argv: Sequence[str], model_name: str, model_folder: Path | None, config: dict[str, Any]
+    argv: Sequence[str], model_name: str, model_folder: Path | None, config: dict[str, Any], devices: Choice
 ) -> dict[str, Any]:
     """The manifest of a run about to start. `start` is this start; the store keeps one for each resumption."""
     return {
         "schema": SCHEMA_VERSION,
         "host": host_facts(),
-        "device": device_facts(),
+        "device": device_facts(devices),
         "packages": package_versions(),
         "git": git_facts(Path.cwd()),
         "model": {
@@ -89,12 +90,20 @@ def host_facts() -> dict[str, Any]:
     }
 
 
-def device_facts() -> dict[str, Any]:
-    """The accelerator, or why there is none."""
-    driver = Path("/proc/driver/nvidia/version")
-    if not driver.exists():
-        return {"name": None, "reason": "no NVIDIA driver on this machine"}
-    return {"name": None, "driver": driver.read_text().splitlines()[0], "reason": "device telemetry is not read yet"}
+def device_facts(choice: Choice) -> dict[str, Any]:
+    """The accelerators as their telemetry shows them, or why there are none; who was asked, and why not the others."""
+    found: dict[str, Any] = {"name": None, "telemetry": str(choice.source)}
+    if not choice.devices:
+        driver = Path("/proc/driver/nvidia/version")
+        there = driver.read_text().splitlines()[0] if driver.exists() else None
+        return {**found, "driver": there, "reason": choice.words if there else "no NVIDIA driver on this machine"}
+    names = [device.name for device in choice.devices if device.parent is None]
+    found["name"] = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    found["driver"] = choice.devices[0].driver
+    found["devices"] = [device.to_dict() for device in choice.devices]
+    if choice.why_not:
+        found["not_asked"] = "; ".join(f"{name}: {why}" for name, why in choice.why_not.items())
+    return found
 
 
 def package_versions() -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness.experiment import Cell
@@ -11,7 +11,8 @@ from harness.experiment import Cell
 
 @dataclass(frozen=True, slots=True)
 class CellProgress:
-    """How far the running cell is. `server` holds the newest server and host samples by metric name."""
+    """How far the running cell is; `total` is 0 where only time ends it. `server` holds the newest server and host
+    samples by metric name, `devices` those of each device."""
 
     done: int
     total: int
@@ -20,13 +21,14 @@ class CellProgress:
     tokens: int
     elapsed_s: float
     server: Mapping[str, float | None]
+    devices: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
 
 class Observer:
     """Hears everything and does nothing: the base of listeners, and the quiet one."""
 
-    def run_started(self, total: int, already_done: int) -> None:
-        """The plan is known; so many of its cells were committed before."""
+    def run_started(self, planned: Sequence[Cell], committed: Collection[str]) -> None:
+        """The plan is known, in its order; cells of these ids were committed before."""
 
     def session_starting(self, engine: str, block: int, log: str) -> None:
         """A server is being launched, its output going to `log`, or attached to (then `log` is empty)."""
@@ -45,6 +47,9 @@ class Observer:
 
     def engine_failed(self, engine: str, message: str) -> None:
         """It did not start (or died too often): its remaining cells are left out."""
+
+    def cell_skipped(self, entry: Mapping[str, Any]) -> None:
+        """A planned cell is left out; `entry` is its line of the summary, with the reason in `skipped`."""
 
     def cell_started(self, cell: Cell) -> None:
         """Warm-up begins."""

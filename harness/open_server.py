@@ -78,7 +78,7 @@ def open_server(
     if not backend.capabilities.launches:
         raise UsageError(f"Backend {backend.name!r} attaches to a server: give --url http://HOST:PORT.")
     launched = launch(backend, engine, model, model_name, folder, timeouts)
-    server = OpenServer(backend, engine, launched.url, folder, plan=launched.plan)
+    server = OpenServer(backend, engine, launched.url, folder, plan=launched.plan, versions=dict(launched.versions))
     with launched.process as process:
         server.process = process
         server.ready_s = process.wait_ready(
@@ -88,6 +88,7 @@ def open_server(
             on_tick=on_tick,
             patterns=backend.failures,
             key_env=backend.api_key_env(),
+            stall_s=timeouts.stall_s,
         )
         _read_back(server, model_name)
         yield server
@@ -98,4 +99,4 @@ def _read_back(server: OpenServer, model_name: str) -> None:
     log = read_log(server.log)
     server.served_name = server.backend.served_name(model_name, server.documents)
     server.settings = server.backend.resolved_settings(server.engine.settings, server.documents, log)
-    server.versions = server.backend.versions(server.documents, log)
+    server.versions |= server.backend.versions(server.documents, log)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from harness.experiment import Cell, Experiment, cells_of
 from workloads.base import request_seed
@@ -30,29 +30,38 @@ class Planner(Protocol):
         ...
 
 
+@runtime_checkable
+class LeavesOut(Protocol):
+    """A planner that may leave out cells that were planned."""
+
+    def skipped(self) -> list[dict[str, Any]]:
+        """Those left out so far, each as it is to stand in summary.json: what it is, and {"skipped": {"code", "words"}}."""
+        ...
+
+
+def block_order(experiment: Experiment, block: int) -> list[Cell]:
+    """The cells of one block in the order they run."""
+    one = [c.model_copy(update={"block": block}) for c in cells_of(experiment.model_copy(update={"blocks": 1}))]
+    labels = [engine.label for engine in experiment.engines]
+    shift = block % len(labels)
+    order: list[Cell] = []
+    for label in labels[shift:] + labels[:shift]:
+        own = [c for c in one if c.engine.label == label]
+        # The order is the same for every engine of a block: what a cell inherits from the one before it is too.
+        random.Random(request_seed(experiment.seed, "order", block)).shuffle(own)
+        order.extend(own)
+    return order
+
+
 class GridPlanner:
     """The whole grid, block by block: in each block every engine runs all its cells in an order of its own draw, and the
     engines take turns at going first (split plot)."""
 
     def __init__(self, experiment: Experiment) -> None:
-        cells = cells_of(experiment)
-        labels = [engine.label for engine in experiment.engines]
-        self._order: list[Cell] = []
-        for block in range(experiment.blocks):
-            shift = block % len(labels)
-            for label in labels[shift:] + labels[:shift]:
-                own = [c for c in cells if c.block == block and c.engine.label == label]
-                # The order is the same for every engine of a block: what a cell inherits from the one before it is too.
-                random.Random(request_seed(experiment.seed, "order", block)).shuffle(own)
-                self._order.extend(own)
+        self._order = [cell for block in range(experiment.blocks) for cell in block_order(experiment, block)]
 
     def next_cell(self, results: Mapping[str, Mapping[str, Any]]) -> Cell | None:
         return next((cell for cell in self._order if cell.id not in results), None)
 
     def planned(self) -> list[Cell]:
         return list(self._order)
-
-
-def planner_for(experiment: Experiment) -> Planner:
-    """The planner an experiment asks for."""
-    return GridPlanner(experiment)

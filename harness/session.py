@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-from collections.abc import Mapping
-from dataclasses import asdict
+import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
-from backends.base import Backend, Resolved, get_backend
+from backends.base import Backend
+from backends.failure_table import GONE, TIMEOUT, FailureClass
 from backends.failures import ServerError
-from backends.http_probe import ServerURL
-from backends.process import ServerProcess, public_argv, public_environment, relevant_environment
-from backends.redact import HIDDEN, public_text
-from backends.server_log import read_log
-from harness.experiment import Cell, EngineSpec, Experiment
-from harness.launch import fetch_documents, launch
-from harness.models import ModelRef
-from harness.observer import Observer
+from backends.redact import HIDDEN, known_secrets, public_text
+from harness.experiment import Cell, EngineSpec
+from harness.health import Ailment, HealthWatch
+from harness.load.process import Progress
+from harness.placement import ClientCores
+from harness.step_log import StepLog
 from harness.telemetry.process import SamplerProcess
-from harness.telemetry.sampler import SamplerConfig
-from results.clock import NS_PER_S, ClockPair, now_ns
-from results.errors import EngineError, UsageError
-from results.records import SessionRecord
+from results.clock import now_ns
+from results.errors import EngineError
+from results.records import Fault, SessionRecord
+from results.schema import Outcome
 from results.store import RunWriter
 from results.truth import seal
 
-# What of an engine's resolved settings may differ between two sessions of one run without making them unlike.
-_VOLATILE_SETTINGS = frozenset({"url", "port"})
-# Read back from what memory happened to be free, unless asked for: a few blocks more or less make no other engine.
-_MEASURED_SETTINGS = frozenset({"kv_cache_tokens", "kv_cache_bytes"})
+# How long after broken streams the keeper may tell of the server's end.
+_DEATH_NOTICE_S = 1.0
 
 
 class Server(Protocol):
@@ -46,7 +41,7 @@ class Server(Protocol):
 
     def alive(self) -> bool: ...
 
-    def failed(self) -> EngineError: ...
+    def failed(self, *, what: str | None = None, otherwise: FailureClass = TIMEOUT) -> EngineError: ...
 
     def stop(self) -> int | None: ...
 
@@ -60,8 +55,9 @@ class AttachedServer:
     def alive(self) -> bool:
         return True
 
-    def failed(self) -> EngineError:
-        return EngineError("The server was not started by this run: how it fares is not known.")
+    def failed(self, *, what: str | None = None, otherwise: FailureClass = TIMEOUT) -> EngineError:
+        said = f"failed: {what}" if what else "may have failed"
+        return EngineError(f"The server {said}. It was not started by this run: look into its own log.")
 
     def stop(self) -> int | None:
         return None
@@ -79,21 +75,57 @@ class Session:
         served_name: str,
         server: Server,
         sampler: SamplerProcess,
+        health: HealthWatch,
+        cores: ClientCores,
     ) -> None:
         self.engine, self.record, self.folder, self.backend = engine, record, folder, backend
-        self.served_name, self.server, self.sampler = served_name, server, sampler
+        self.served_name, self.server, self.sampler, self.health = served_name, server, sampler, health
+        self._cores = cores
+        self.step_log = StepLog(backend, record, folder / "server.log")
+        self._ailment: Ailment | None = None
 
     @property
     def url(self) -> str:
         return self.record.url
 
     def serves(self, cell: Cell) -> bool:
-        """Whether that cell belongs to this server's life."""
-        return self.record.engine == cell.engine.label and self.record.block == cell.block and self.server.alive()
+        """Whether that cell belongs to this server's life, which is over when the server has failed."""
+        return self.record.engine == cell.engine.label and self.record.block == cell.block and self.healthy()
+
+    def healthy(self, progress: Progress | None = None) -> bool:
+        """Whether a load may go on: the server lives, and nothing ails it. Call it often while one runs; it never waits."""
+        if self._ailment is None and self.server.alive() and progress is not None:
+            self._ailment = self.health.look(progress)
+        return self._ailment is None and self.server.alive()
+
+    def faults(self, broken: Collection[str]) -> list[Fault]:
+        """What the server has done while a load ran, once that is over; `broken` names outcomes of requests that failed.
+
+        All streams may have broken before the keeper has told of the server's end: then wait a moment.
+        """
+        deadline = time.monotonic() + (_DEATH_NOTICE_S if broken else 0.0)
+        while self.server.alive() and self._ailment is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if self.server.alive() and self._ailment is None and Outcome.TIMEOUT in broken:
+            self._ailment = self.health.still_generates()
+        if self.healthy():
+            return []
+        gone = self._ailment is not None and self._ailment.failure is GONE
+        code = "server_failed" if self.server.alive() and not gone else "server_died"
+        error = self.died()
+        faults = [Fault(code, str(error))]
+        if isinstance(error, ServerError) and error.failure.is_out_of_memory:
+            faults.append(Fault("out_of_memory", error.failure.evidence))
+        return faults
 
     def died(self) -> EngineError:
-        """The error that tells how a server ended that is gone by itself; kept in the session's record."""
-        error = self.server.failed()
+        """The error that tells how the server ended, or what ails it; kept in the session's record."""
+        ailment = self._ailment if self.server.alive() else None
+        error = (
+            self.server.failed()
+            if ailment is None
+            else self.server.failed(what=ailment.words, otherwise=ailment.failure)
+        )
         hide_secrets(error, self.engine, self.folder / "server.log")
         self.record.failure = failure_record(error, self.engine)
         return error
@@ -116,6 +148,7 @@ class Session:
             try:
                 self.record.exit_code = self.server.stop()
             finally:
+                self._cores.release()
                 self.record.timeline |= self.server.timeline
                 self.record.ended = self.record.timeline["ended"] = now_ns()
                 hide_secrets(None, self.engine, self.folder / "server.log")
@@ -123,11 +156,16 @@ class Session:
                 seal(self.folder)
 
 
+def session_secrets(engine: EngineSpec) -> frozenset[str]:
+    """The engine's own, and those it inherits: of the caller's environment, which may hold its command too."""
+    return engine.secrets() | known_secrets(os.environ)
+
+
 def hide_secrets(error: BaseException | None, engine: EngineSpec, log: Path) -> None:
-    """Take the secrets of an engine's options and environment out of an error's words and out of its server's log, which
-    may have echoed its own command line."""
-    secrets = engine.secrets()
-    if error is not None and secrets and error.args and isinstance(error.args[0], str):
+    """Take the secrets of a session out of an error's words and out of its server's log, which may have echoed its own
+    command line."""
+    secrets = session_secrets(engine)
+    if error is not None and error.args and isinstance(error.args[0], str):
         error.args = (public_text(error.args[0], secrets), *error.args[1:])
     if secrets and log.exists():
         text = log.read_bytes()
@@ -141,166 +179,5 @@ def hide_secrets(error: BaseException | None, engine: EngineSpec, log: Path) -> 
 def failure_record(error: BaseException, engine: EngineSpec) -> dict[str, str]:
     """An error as it is kept in session.json."""
     if isinstance(error, ServerError):
-        return {key: public_text(value, engine.secrets()) for key, value in error.to_record().items()}
+        return {key: public_text(value, session_secrets(engine)) for key, value in error.to_record().items()}
     return {"class": type(error).__name__, "words": str(error), "evidence": "", "advice": ""}
-
-
-def open_session(
-    engine: EngineSpec, block: int, experiment: Experiment, store: RunWriter, model: ModelRef | None, observer: Observer
-) -> Session:
-    """Launch the engine's server (or attach to it), wait until it is ready, and read back how it is set.
-
-    Raises EngineError (did not start, does not answer, does not serve the model) and UsageError (a setting that cannot be
-    honoured, lengths the server refuses, another fingerprint than the run's earlier sessions). The session's folder keeps
-    the log and the record whatever happens.
-    """
-    backend = get_backend(engine.backend)
-    session_id, folder = store.new_session(engine.label, block)
-    log = folder / "server.log"
-    record = SessionRecord(
-        id=session_id,
-        engine=engine.label,
-        backend=backend.name,
-        block=block,
-        model=experiment.model,
-        url="",
-        asked=engine.settings.asked(),
-        timeline={"spawn": now_ns()},
-    )
-    observer.session_starting(engine.label, block, str(log) if backend.capabilities.launches else "")
-    server: Server = AttachedServer()
-    sampler: SamplerProcess | None = None
-    try:
-        if backend.capabilities.launches:
-            server = _launch(backend, engine, experiment, model, record, folder)
-        else:
-            record.url = str(ServerURL.parse(engine.url or ""))
-        ready_after = _wait_ready(backend, server, record, experiment, observer)
-        documents = fetch_documents(backend, record.url)
-        served_name = backend.served_name(experiment.model, documents)
-        resolved = backend.resolved_settings(engine.settings, documents, read_log(folder / "server.log"))
-        record.settings = {name: asdict(value) for name, value in resolved.items()}
-        record.versions = backend.versions(documents, read_log(folder / "server.log"))
-        record.timeline |= told_phases(backend, read_log(folder / "server.log"))
-        record.fingerprint = fingerprint(record, resolved)
-        _refuse_other_fingerprint(store, record)
-        refuse_too_long(experiment, engine.label, resolved.get("max_model_len"))
-        sampler = _start_sampler(backend, server, record, experiment, folder)
-        store.write_session(record)
-    except BaseException as error:
-        if sampler is not None:
-            sampler.stop()
-        hide_secrets(error, engine, log)
-        try:
-            record.exit_code = server.stop()
-        finally:
-            record.timeline |= server.timeline
-            record.ended = record.timeline["ended"] = now_ns()
-            record.failure = failure_record(error, engine)
-            store.write_session(record)
-        raise
-    observer.session_ready(engine.label, ready_after)
-    return Session(engine, record, folder, backend, served_name, server, sampler)
-
-
-def _launch(
-    backend: Backend,
-    engine: EngineSpec,
-    experiment: Experiment,
-    model: ModelRef | None,
-    record: SessionRecord,
-    folder: Path,
-) -> ServerProcess:
-    launched = launch(backend, engine, model, experiment.model, folder, experiment.timeouts)
-    record.argv = public_argv(launched.plan.argv)
-    record.env = relevant_environment(os.environ) | public_environment(launched.plan.env)
-    record.files, record.notes = [str(path) for path in launched.plan.files], list(launched.plan.notes)
-    record.url = launched.url
-    return launched.process
-
-
-def _wait_ready(
-    backend: Backend, server: Server, record: SessionRecord, experiment: Experiment, observer: Observer
-) -> float:
-    if isinstance(server, ServerProcess):
-        server.wait_ready(
-            record.url,
-            backend.ready_path,
-            experiment.timeouts.ready_s,
-            on_tick=lambda elapsed_s: observer.session_waiting(record.engine, elapsed_s),
-            patterns=backend.failures,
-            key_env=backend.api_key_env(),
-        )
-    else:
-        backend.check_attached(record.url, experiment.timeouts.connect_s)
-    record.timeline |= server.timeline
-    record.timeline["ready"] = now_ns()
-    return (record.timeline["ready"] - record.timeline["spawn"]) / NS_PER_S
-
-
-def _start_sampler(
-    backend: Backend, server: Server, record: SessionRecord, experiment: Experiment, folder: Path
-) -> SamplerProcess:
-    config = SamplerConfig(
-        out=str(folder / "samples.jsonl"),
-        interval_s=experiment.sample_interval_s,
-        root_pid=server.pid,
-        url=record.url,
-        metrics_path=backend.metrics_path if backend.capabilities.server_metrics else None,
-        rules=tuple((rule.neutral, rule.names) for rule in backend.metrics),
-        key_env=backend.api_key_env(),
-    )
-    return SamplerProcess(config, folder / "sampler.log")
-
-
-def fingerprint(record: SessionRecord, resolved: dict[str, Resolved]) -> dict[str, Any]:
-    """What two sessions of an engine must share to be blocks of one run."""
-    volatile = _VOLATILE_SETTINGS | (_MEASURED_SETTINGS - record.asked.keys())
-    return {
-        "backend": record.backend,
-        "versions": record.versions,
-        "settings": {k: v.value for k, v in sorted(resolved.items()) if k not in volatile},
-        "machine": platform.machine(),
-        "node": platform.node(),
-    }
-
-
-def told_phases(backend: Backend, log: str) -> dict[str, int]:
-    """Phases of the start that the server's log tells, on our clock (the log's own are to the second)."""
-    clocks = ClockPair.read()
-    return {name: clocks.to_monotonic(at) for name, at in backend.startup_phases(log, clocks.wall_ns).items()}
-
-
-def _refuse_other_fingerprint(store: RunWriter, record: SessionRecord) -> None:
-    """Raise UsageError where cells of this engine in this run were measured on another thing under the same label.
-
-    Only sessions that own a committed cell count: one that was refused here must not refuse the right engine later.
-    """
-    measured = {cell.session for cell in store.cells()}
-    for earlier in store.sessions():
-        if earlier["engine"] != record.engine or earlier["id"] not in measured or not earlier.get("fingerprint"):
-            continue
-        before, now = earlier["fingerprint"], json.loads(json.dumps(record.fingerprint))
-        if before != now:
-            parts = [
-                f"{k}: {before.get(k)} before, {now.get(k)} now"
-                for k in sorted({*before, *now})
-                if before.get(k) != now.get(k)
-            ]
-            raise UsageError(
-                f"Engine {record.engine!r} is not what it was in session {earlier['id']} of this run ({'; '.join(parts)}). Cells of "
-                "two different engines do not belong under one label: measure into a new run with --out."
-            )
-
-
-def refuse_too_long(experiment: Experiment, engine: str, max_model_len: Resolved | None) -> None:
-    """Raise UsageError where a prompt with its output cannot fit, with both numbers."""
-    if max_model_len is None or max_model_len.value is None:
-        return
-    limit = int(max_model_len.value)
-    for workload in experiment.workloads:
-        if workload.longest > limit:
-            raise UsageError(
-                f"{workload.longest_input} prompt tokens and {workload.longest_output} output tokens make {workload.longest}, "
-                f"more than the {limit} that engine {engine!r} takes. Ask for shorter --input-len or --output-len."
-            )

@@ -3,7 +3,9 @@ characters out."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -14,7 +16,7 @@ from reports.tables import ESTIMATE, SHORT, Column, columns_of
 from results.report_data import ReportData
 from results.report_format import compact, count, listed, plural
 from results.report_reasons import evidence_groups
-from results.report_shapes import Line, Point
+from results.report_shapes import Line, Point, load_words, workload_info
 
 _WIDTH = 80
 # What is left out says no more than the title and the table.
@@ -71,9 +73,31 @@ def _print(data: ReportData, console: Console, width: int, report: Path | None) 
     console.print(cell_table(data, width), width=width)
     _print_notes(data, console, width, engine_names(data, fitting(data, width)[1]))
     _print_reasons(data, console, width)
+    for engine in data.engines:
+        if engine.notes:
+            text = f"About the sessions of {engine.label}: {'; '.join(engine.notes)}."
+            console.print(Text(plain(text), style="dim"), width=width)
     if report is not None:
+        hint = f"Cells   dyno report {plain(str(report.parent))} --cells (ids, for dyno why and dyno profile)"
+        console.print(Text(hint, style="dim"), soft_wrap=True)
         # Never wrapped or cut: it is there to be copied.
         console.print(Text.assemble(("Report  ", "bold"), plain(str(report))), soft_wrap=True)
+
+
+def print_cells(cells: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Every cell of summary.json with its id, which commands that look at one cell ask for. The id is never cut."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    for head in ("id", "engine", "load", "input / output", "block", "verdict"):
+        table.add_column(
+            head, no_wrap=head in ("id", "block", "verdict"), justify="right" if head == "block" else "left"
+        )
+    for cell in cells:
+        load = cell["load"]
+        place = load_words(str(load.get("mode")), load.get("value") or "?")
+        words = (cell["id"], cell["engine"], place, workload_info(cell["workload"]).label)
+        verdict = Text(str(cell["verdict"]), style=_STYLES.get(str(cell["verdict"]), ""))
+        table.add_row(*(Text(plain(str(text))) for text in words), Text(str(cell["block"])), verdict)
+    console.print(table, width=min(console.width, _WIDTH))
 
 
 def cell_table(data: ReportData, width: int = _WIDTH) -> Table:
@@ -133,8 +157,13 @@ def _modes(data: ReportData) -> list[str]:
     return list(dict.fromkeys(line.load_mode for line in data.lines))
 
 
+def _letter(mode: str) -> str:
+    """What stands for a kind of load before its number: no two of ours begin alike."""
+    return "R" if mode == "ramp" else mode[0]
+
+
 def _row(name: str, line: Line, point: Point, name_mode: bool, columns: list[Column]) -> list[Text]:
-    load = f"{point.load_mode[0]}{count(point.load_value)}" if name_mode else count(point.load_value)
+    load = f"{_letter(point.load_mode)}{count(point.load_value)}" if name_mode else count(point.load_value)
     cells = [Text(name), Text(plain(line.workload.input_label).replace("about ", "~")), Text(load)]
     cells += [Text(column.show(point.values[column.measure], compact)) for column in columns]
     return [*cells, Text(point.verdict, style=_STYLES.get(point.verdict, ""))]
@@ -147,7 +176,7 @@ def _print_notes(data: ReportData, console: Console, width: int, names: dict[str
     if any(column.under == ESTIMATE for column in columns_of(data, SHORT, ESTIMATE)):
         notes.append(f"{ESTIMATE} is the client's estimate.")
     if len(_modes(data)) > 1:
-        notes.append("Load: " + ", ".join(f"{m[0]} = {m}" for m in _modes(data)) + ".")
+        notes.append("Load: " + ", ".join(f"{_letter(m)} = {m}" for m in _modes(data)) + ".")
     if any(not p.values[c.measure].known for p in data.points for c in SHORT):
         notes.append("– is unknown or withheld, never 0.")
     if notes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from reports.scales import Axis
 
-REALISED = Axis("realised batch (requests in the engine together)", log=2)
+REALISED = Axis("realised batch (requests running together)", log=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class PanelSpec:
 class FigureSpec:
     """What a figure shows and what to look for in it. Panels share both axes. `label_points` writes the load beside each;
     `by_engine` gives each engine a panel of its own, for marks that would lie on top of each other. A line of fewer than
-    `needs` points cannot show what `reading` tells to look for (`shows`). `{load}` in a title is the run's kind of load.
+    `needs` points cannot show what `reading` tells to look for (`shows`). `front` lays a band under the points of a workload that
+    no other beats on both axes. `{load}` in a title is the run's kind of load. On a phone a figure of `detail` is shut until asked for.
     """
 
     id: str
@@ -46,6 +47,8 @@ class FigureSpec:
     by_engine: bool = False
     needs: int = 2
     shows: str = "how it moves with load"
+    front: bool = False
+    detail: bool = False
 
 
 FIGURES: tuple[FigureSpec, ...] = (
@@ -63,18 +66,38 @@ FIGURES: tuple[FigureSpec, ...] = (
         shows="a bend",
     ),
     FigureSpec(
-        "phases",
-        "Prefill and decode rates against {load}",
-        "Compare the panels: prefill fills the arithmetic units with a single prompt and gains little from a batch; decode "
-        "reads all weights for each step and lives from sharing that among requests.",
+        "tradeoff",
+        "Throughput of all against the speed each user sees",
+        "Up and to the right is better. Each step along a line trades one user's speed for the speed of all; labels give the load.",
+        "user_tokens_per_s",
+        Axis("tokens/s each user sees (1000 / TPOT p50)"),
+        Axis("output tokens/s, all users"),
+        (PanelSpec("", (Layer("output_tokens_per_s"),)),),
+        label_points=True,
+        shows="a trade",
+        front=True,
+    ),
+    FigureSpec(
+        "tpot",
+        "Time per output token against {load}",
+        "Look for a flat start: as long as the line is level, more users cost each of them nothing.",
         "batch_realised",
         REALISED,
-        Axis("tokens/s"),
-        (
-            PanelSpec("Prefill", (Layer("prefill_tokens_per_s"),)),
-            PanelSpec("Decode", (Layer("decode_tokens_per_s"),)),
-        ),
+        Axis("TPOT p50, ms"),
+        (PanelSpec("", (Layer("tpot_ms_p50"),)),),
+    ),
+    FigureSpec(
+        "tradeoff-gpu",
+        "The same for each GPU",
+        "What a GPU yields against what a user gets: here engines on different numbers of GPUs can be held against each other.",
+        "user_tokens_per_s",
+        Axis("tokens/s each user sees (1000 / TPOT p50)"),
+        Axis("output tokens/s of each GPU"),
+        (PanelSpec("", (Layer("output_tokens_per_s_per_gpu"),)),),
+        label_points=True,
         wide=True,
+        shows="a trade",
+        front=True,
     ),
     FigureSpec(
         "ttft",
@@ -87,24 +110,19 @@ FIGURES: tuple[FigureSpec, ...] = (
         wide=True,
     ),
     FigureSpec(
-        "tpot",
-        "Time per output token against {load}",
-        "Look for a flat start: as long as the line is level, more users cost each of them nothing.",
+        "phases",
+        "Prefill and decode rates against {load}",
+        "Compare the panels: prefill fills the arithmetic units with a single prompt and gains little from a batch; decode "
+        "reads all weights for each step and lives from sharing that among requests.",
         "batch_realised",
         REALISED,
-        Axis("TPOT p50, ms"),
-        (PanelSpec("", (Layer("tpot_ms_p50"),)),),
-    ),
-    FigureSpec(
-        "tradeoff",
-        "Throughput of all against the speed each user sees",
-        "Up and to the right is better. Each step along a line trades one user's speed for the speed of all; labels give the load.",
-        "user_tokens_per_s",
-        Axis("tokens/s each user sees (1000 / TPOT p50)"),
-        Axis("output tokens/s, all users"),
-        (PanelSpec("", (Layer("output_tokens_per_s"),)),),
-        label_points=True,
-        shows="a trade",
+        Axis("tokens/s"),
+        (
+            PanelSpec("Prefill", (Layer("prefill_tokens_per_s"),)),
+            PanelSpec("Decode", (Layer("decode_tokens_per_s"),)),
+        ),
+        wide=True,
+        detail=True,
     ),
     FigureSpec(
         "memory",
@@ -127,5 +145,6 @@ FIGURES: tuple[FigureSpec, ...] = (
         wide=True,
         by_engine=True,
         needs=1,
+        detail=True,
     ),
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from reports.figure_specs import FIGURES, FigureSpec, Layer, PanelSpec
+from reports.figure_specs import FIGURES, REALISED, FigureSpec, Layer, PanelSpec
 from reports.scales import Axis
+from results.comparison_pareto import unbeaten
 from results.report_data import ReportData
 from results.report_format import UNKNOWN, count, listed, number, size
 from results.report_measures import MEASURE, Value
@@ -23,7 +24,8 @@ GUIDE_WORDS = {"weight_bytes": "weights", "kv_pool_bytes": "KV pool"}
 
 @dataclass(slots=True)
 class Mark:
-    """One point of a series. `low..high` is the range over blocks or waves; `hollow` marks a SUSPECT cell."""
+    """One point of a series. `low..high` is its range (over blocks or waves), `inner` the middle half of it where it is a box;
+    `hollow` marks a SUSPECT cell."""
 
     x: float
     y: float
@@ -32,11 +34,19 @@ class Mark:
     hollow: bool
     tip: str
     label: str
+    inner: tuple[float, float] | None = None
+
+
+# Styles of which only the curve is drawn: its marks are no points of the run.
+CURVES = ("ghost", "front", "ceiling", "steps")
+# Pieces of a stacked bar: full; hatched, not told what for; an open end, not told how much.
+BARS = ("bars", "hatched", "open")
 
 
 @dataclass(slots=True)
 class Series:
-    """Marks in order; None is a gap at which the line breaks. `colour` and `shape` index the palette and the marker table."""
+    """Marks in order; None is a gap at which the line breaks. `colour` and `shape` index the palette and the marker table;
+    `style` is `line`, `points`, one of `BARS` (each mark from `inner[0]` to `inner[1]`), or one of `CURVES`."""
 
     name: str
     colour: int
@@ -56,6 +66,11 @@ class Panel:
     @property
     def marks(self) -> list[Mark]:
         return [m for s in self.series for m in s.marks if m is not None]
+
+    @property
+    def points(self) -> list[Mark]:
+        """Those that are points of the run."""
+        return [m for s in self.series if s.style not in CURVES for m in s.marks if m is not None]
 
 
 @dataclass(slots=True)
@@ -113,21 +128,38 @@ def _figure(spec: FigureSpec, data: ReportData) -> Figure:
         ]
     else:
         panels = [_panel(panel, spec, data, data.lines, missing, _panel_title(panel, data)) for panel in spec.panels]
+    y_axis = log_where_wide(spec.y_axis, panels)
+    keys = _keys(spec, data)
+    if spec.front:
+        fronts = [front for panel in panels if len(panel.points) > 1 for front in _fronts(panel)]
+        panels[0].series[:0] = fronts
+        keys += [Key("not beaten in both", -1, -1, "front")] if fronts else []
+    keys += suspect_key(panels)
+    spec = worded(spec, data, panels)
+    if any(s.style == "front" for panel in panels for s in panel.series):
+        band = "The pale band joins the points that no other of their workload beats in both."
+        spec = replace(spec, reading=f"{spec.reading} {band}")
+    notes = [f"{why}: {_enumerate(labels)}" for why, labels in missing.items()]
+    x_axis = realised_axis(data) if spec.x == "batch_realised" else spec.x_axis
+    return Figure(spec, x_axis, y_axis, panels, keys, notes)
+
+
+def suspect_key(panels: Sequence[Panel]) -> list[Key]:
+    """What a hollow mark means, where there is one."""
+    there = any(m.hollow for panel in panels for m in panel.marks)
+    return [Key("SUSPECT cell", -1, 0, "points", hollow=True)] if there else []
+
+
+def log_where_wide(axis: Axis, panels: Sequence[Panel]) -> Axis:
+    """Logarithmic where a linear axis would hide the small values."""
     values = [m.y for panel in panels for m in panel.marks if m.y > 0]
     wide = bool(values) and max(values) / min(values) > _LOG_RATIO
-    y_axis = Axis(spec.y_axis.label, 10) if wide and not spec.y_axis.log else spec.y_axis
-    keys = _keys(spec, data)
-    if any(m.hollow for panel in panels for m in panel.marks):
-        keys.append(Key("SUSPECT cell", -1, 0, "points", hollow=True))
-    notes = [f"{why}: {_enumerate(labels)}" for why, labels in missing.items()]
-    return Figure(worded(spec, data, panels), _x_axis(spec, data), y_axis, panels, keys, notes)
+    return Axis(axis.label, 10) if wide and not axis.log else axis
 
 
-def _x_axis(spec: FigureSpec, data: ReportData) -> Axis:
-    """The axis names what the realised batch was read from."""
-    if spec.x != "batch_realised" or not data.readings.batch:
-        return spec.x_axis
-    return replace(spec.x_axis, label=f"realised batch ({data.readings.batch_words})")
+def realised_axis(data: ReportData) -> Axis:
+    """The axis of the realised batch names what that was read from."""
+    return replace(REALISED, label=f"realised batch ({data.readings.batch_words})") if data.readings.batch else REALISED
 
 
 def worded(spec: FigureSpec, data: ReportData, panels: Sequence[Panel]) -> FigureSpec:
@@ -184,6 +216,18 @@ def _panel(
             marks = [_mark(point, spec, layer, data, missing) for point in line.points]
             series.append(Series(line_name(line, data), colour, shape, layer.style, marks))
     return Panel(title, series, _guides(panel, lines))
+
+
+def _fronts(panel: Panel) -> list[Series]:
+    """Of each workload (a shape) the points that no other beats on both axes, from left to right."""
+    found = []
+    for shape in dict.fromkeys(s.shape for s in panel.series):
+        marks = [m for s in panel.series if s.shape == shape for m in s.marks if m is not None]
+        best = [m for m, stays in zip(marks, unbeaten([(m.x, m.y) for m in marks]), strict=True) if stays]
+        if len(best) > 1:
+            best.sort(key=lambda m: m.x)
+            found.append(Series("", 0, shape, "front", [*best]))
+    return found
 
 
 def _mark(point: Point, spec: FigureSpec, layer: Layer, data: ReportData, missing: Missing) -> Mark | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from reports.console import plain
+from reports.device import device_lines
 from reports.tables import COLUMNS, Column, columns_of
 from results.report_data import ReportData
 from results.report_format import plural
@@ -32,6 +34,8 @@ def render_markdown(data: ReportData) -> str:
         parts += ["", *_table(data)]
         if data.blocks > 1:
             parts += ["", f"Means over {data.blocks} blocks, INVALID cells left out."]
+    if data.device.rows:
+        parts += ["", "**Device**", "", *_device(data), "", *(escape(text) for text in data.device.sentences)]
     serious = [row for row in data.reasons if row.severity != "note"]
     if serious:
         parts += ["", "**Reasons**", ""]
@@ -40,6 +44,10 @@ def render_markdown(data: ReportData) -> str:
             seen = [f"{g.named()}: {g.text}" if g.text else g.named() for g in evidence_groups(row)]
             parts.append(f"- {what}. {escape(row.advice)}".rstrip())
             parts += [f"  - {escape(text)}" for text in seen]
+    noted = [engine for engine in data.engines if engine.notes]
+    if noted:
+        parts += ["", "**About the sessions**", ""]
+        parts += [f"- {escape(engine.label)}: {escape('; '.join(engine.notes))}." for engine in noted]
     if data.reproduction.starts:
         parts += ["", "Done with", "", *_code(data.reproduction.starts)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).strip() + "\n"
@@ -49,6 +57,28 @@ def _table(data: ReportData) -> list[str]:
     heads = ["engine", "workload", "load", *(f"{c.heading} {c.under}" for c in columns_of(data)), "verdict"]
     aligns = ["---", "---", "---", *("---:" for _ in COLUMNS), "---"]
     rows = [_row(point) for point in data.points]
+    return [f"| {' | '.join(cells)} |" for cells in (heads, aligns, *rows)]
+
+
+def _device(data: ReportData) -> list[str]:
+    heads = [
+        "engine",
+        "workload",
+        "load",
+        "GB/s",
+        "of peak",
+        "power W",
+        "J a token",
+        "SM clock MHz",
+        "memory",
+        "clock events",
+    ]
+    aligns = ["---", "---", "---", *("---:" for _ in heads[3:-1]), "---"]
+    rows = [
+        [escape(text) for text in (d.engine, d.workload, d.load)]
+        + [d.bandwidth, d.share, d.power, d.energy, d.clock, d.memory, escape(d.events)]
+        for d in device_lines(data)
+    ]
     return [f"| {' | '.join(cells)} |" for cells in (heads, aligns, *rows)]
 
 
@@ -64,8 +94,8 @@ def _with_spread(column: Column, value: Value) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that Markdown and the HTML inside it leave alone: on one line, every character with a meaning escaped."""
-    line = " ".join(text.split())
+    """Text that Markdown, the HTML inside it and a terminal leave alone: on one line, every character with a meaning escaped."""
+    line = plain(" ".join(text.split()))
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # `@` would call a person and `#12` link an issue; a zero-width space after them keeps them text.
     line = re.sub(r"([@#])(?=\w)", "\\1\u200b", line)

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from reports.figures import Figure
 from reports.svg import LABEL_CHARACTERS, Frame, draw_key, draw_panel
 
-_NARROW = Frame(344, 250, left=50, right=14)
+NARROW = Frame(344, 250, left=50, right=14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,10 @@ def pictures(figures: list[Figure]) -> list[Picture]:
 
 
 def _picture(figure: Figure) -> Picture:
-    labelled = (
-        figure.spec.wide and len(figure.panels) == 1 and not figure.spec.label_points and figure.spec.id != "memory"
-    )
+    only_lines = all(s.style == "line" for panel in figure.panels for s in panel.series)
+    # A name that is cut tells no line from the next: the legend has them whole.
+    whole = all(len(s.name) <= LABEL_CHARACTERS for panel in figure.panels for s in panel.series)
+    labelled = figure.spec.wide and len(figure.panels) == 1 and not figure.spec.label_points and only_lines and whole
     if len(figure.panels) > 1 or not figure.spec.wide:
         frame = Frame(492, 300)
     else:
@@ -38,12 +39,12 @@ def _picture(figure: Figure) -> Picture:
     return Picture(
         figure,
         [draw_panel(figure, panel, frame, labelled) for panel in figure.panels],
-        [draw_panel(figure, panel, _NARROW, False) for panel in figure.panels],
+        [draw_panel(figure, panel, NARROW, False) for panel in figure.panels],
         [(draw_key(key), key.text) for key in figure.keys],
     )
 
 
 def _label_room(figure: Figure) -> int:
     """Pixels right of the plot for the names at the ends of its lines."""
-    longest = max((min(len(s.name), LABEL_CHARACTERS) for p in figure.panels for s in p.series), default=0)
+    longest = max((len(s.name) for p in figure.panels for s in p.series), default=0)
     return 24 + round(7.6 * longest)

@@ -11,11 +11,13 @@ from results.report_format import count, size
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What an axis means. `log` is the base of its scale, 0 for linear from zero; `binary` shows bytes as KiB, MiB, GiB."""
+    """What an axis means. `log` is the base of its scale, 0 for linear from zero; `binary` shows bytes as KiB, MiB, GiB; `ends`
+    is where a linear axis ends whatever its values (0: after the largest)."""
 
     label: str
     log: int = 0
     binary: bool = False
+    ends: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ def fit(axis: Axis, values: Sequence[float], start: float, stop: float) -> Scale
     if axis.log:
         air = max((high / low) ** 0.06, 1.12) if high > low else 2.0
         return Scale(axis, low / air, high * air, start, stop)
+    if axis.ends:
+        return Scale(axis, 0.0, axis.ends, start, stop)
     step = nice_step(high * 1.04 / 5)
     return Scale(axis, 0.0, step * math.ceil(high * 1.04 / step), start, stop)
 

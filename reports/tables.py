@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from results.report_background import definition
 from results.report_data import ReportData
 from results.report_format import UNKNOWN, number, size
 from results.report_measures import MEASURE, Value
@@ -23,6 +24,12 @@ class Column:
     def words(self) -> str:
         return MEASURE[self.measure].words
 
+    @property
+    def definition(self) -> str:
+        """The same with how it is defined, a line each."""
+        told = definition(self.measure)
+        return f"{self.words}\n{told}" if told else self.words
+
     def show(self, value: Value, words: Callable[[float], str] = number) -> str:
         """The number alone; the unit stands in the heading."""
         if value.mean is None:
@@ -35,6 +42,13 @@ class Column:
             return ""
         low, high = (self.show(Value.of(v)) for v in (value.low or 0.0, value.high or 0.0))
         return "" if low == high else f"{low}–{high}"
+
+    def sure(self, value: Value) -> str:
+        """How sure a percentile of one cell is; empty where there is no interval."""
+        if value.sure is None:
+            return ""
+        low, high = (self.show(Value.of(v)) for v in value.sure)
+        return f"95 % sure of {low} to {high}, for this server's life"
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -67,13 +81,14 @@ SHORT: tuple[Column, ...] = tuple(
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One field of the table: what is shown, what it is sorted by (None sorts last), why it is missing, its spread over the
-    waves of the cell, and what stands beside it where the table has no heading."""
+    waves of the cell, what stands beside it where the table has no heading, and how sure it is."""
 
     text: str
     sort: float | None
     why: str | None = None
     spread: str = ""
     label: str = ""
+    sure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +107,9 @@ def table_rows(data: ReportData) -> list[TableRow]:
     rows = []
     for cell in data.cells:
         entries = [
-            Entry(c.show(v), v.mean, v.why if v.mean is None else None, c.spread(v), f"{c.heading} {c.under}")
+            Entry(
+                c.show(v), v.mean, v.why if v.mean is None else None, c.spread(v), f"{c.heading} {c.under}", c.sure(v)
+            )
             for c in columns_of(data)
             for v in [cell.values[c.measure]]
         ]

@@ -95,7 +95,7 @@ class PromptAgreement:
 
 @dataclass(frozen=True, slots=True)
 class TeacherForced:
-    """Two engines' scores of the same fixed text, over `tokens` positions.
+    """Two engines' scores of the same fixed text, over the `tokens` positions of which both tell something.
 
     `top1_share` of them have the same favourite, `top1_or_tie_share` the same or one that is level with it in both.
     `mean_kl` is the mean Kullback-Leibler divergence of the second from the first over the candidates both tell of, with all
@@ -156,16 +156,31 @@ def compare_scores(a: Sequence[Sequenced], b: Sequence[Sequenced], level_nats: f
     favourites = [(max(x, key=x.__getitem__), max(y, key=y.__getitem__)) for x, y in tops]
     same = [x == y for x, y in favourites]
     level = [
-        one == other or (_below(x, one, other) <= level_nats and _below(y, other, one) <= level_nats)
+        one == other or _level(x, one, other, y, level_nats)
         for (one, other), (x, y) in zip(favourites, tops, strict=True)
     ]
+    differences = _differences([x for x, _ in pairs], [y for _, y in pairs])
     return TeacherForced(
-        tokens=len(pairs),
+        tokens=sum(bool(x.top and y.top) or bool(_differences([x], [y])) for x, y in pairs),
         top1_share=_mean(same),
         top1_or_tie_share=_mean(level),
-        mean_abs_logprob_difference=_mean(_differences([x for x, _ in pairs], [y for _, y in pairs])),
-        mean_kl=_mean([coarse_kl(x, y) for x, y in tops]),
+        mean_abs_logprob_difference=_mean(differences),
+        mean_kl=_mean([coarse_kl(x, y) for x, y in tops if _weighed(x) and _weighed(y)]),
     )
+
+
+def _weighed(top: Mapping[int, float]) -> bool:
+    """Whether more than the favourite's name is told."""
+    return not any(math.isnan(value) for value in top.values())
+
+
+def _level(x: Mapping[int, float], one: int, other: int, y: Mapping[int, float], nats: float) -> bool:
+    """Whether two favourites, `one` of x and `other` of y, are level in both; an engine that names its favourite alone has no
+    word in that, and where neither has more to say they are not."""
+    told = [
+        _below(top, favourite, rival) for top, favourite, rival in ((x, one, other), (y, other, one)) if _weighed(top)
+    ]
+    return bool(told) and max(told) <= nats
 
 
 def _below(top: Mapping[int, float], favourite: int, other: int) -> float:

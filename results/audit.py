@@ -1,7 +1,7 @@
 """Are the engines of a run set alike? What each was set to, where they differ, and whether that bears on what was measured.
 
-Unequal settings are a label on a comparison, never a fault of it: *own defaults*, *equalised* and *tuned* are three honest
-questions. What an engine does not tell is unknown, and never counts as the same.
+Unequal settings are a label on a comparison, never a fault of it: *own defaults*, *equalised*, *tuned* (found by a search)
+and *set by hand* are four honest questions. What an engine does not tell is unknown, and never counts as the same.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from itertools import combinations
 from typing import Any
 
 from results.audit_facts import ASKED, EngineFacts, Told, demand, engine_facts
+from results.audit_kv import EqualBytes, equal_bytes
 from results.audit_rows import AUDIT_ROWS, AuditRow
 from results.audit_rules import NO, UNSURE, YES, Case
 from results.report_format import listed, plural
 
 SAME, DIFFERS, NOT_TOLD = "same", "differs", "unknown"
-OWN_DEFAULTS, EQUALISED, TUNED = "own_defaults", "equalised", "tuned"
+OWN_DEFAULTS, EQUALISED, TUNED, SET_BY_HAND = "own_defaults", "equalised", "tuned", "set_by_hand"
 # Where likeness cannot be judged: asked for but not told, or a server that somebody else set.
 UNPROVEN, ATTACHED = "unproven", "attached"
 KIND_WORDS = {
     OWN_DEFAULTS: "own defaults",
     EQUALISED: "equalised",
     TUNED: "tuned",
+    SET_BY_HAND: "set by hand",
     UNPROVEN: "not shown to be alike",
     ATTACHED: "set by others",
 }
@@ -86,7 +88,8 @@ class AuditEngine:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The audit of a run. `equal_kv` says whether the caches are equal in tokens and in bytes (None: not known)."""
+    """The audit of a run. `equal_kv` says whether the caches are equal in tokens and in bytes (None: not known); `equal_bytes`
+    offers the latter where only the former holds."""
 
     engines: list[AuditEngine]
     rows: list[AuditResult]
@@ -94,9 +97,10 @@ class Audit:
     label: str
     verdict: str
     equal_kv: dict[str, bool | None]
+    equal_bytes: EqualBytes | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "equal_bytes": self.equal_bytes.to_dict() if self.equal_bytes else None}
 
     @property
     def alike(self) -> bool:
@@ -114,10 +118,15 @@ class Audit:
 
 
 def audit_run(
-    experiment: Mapping[str, Any], sessions: Iterable[Mapping[str, Any]], cells: Sequence[Mapping[str, Any]]
+    experiment: Mapping[str, Any],
+    sessions: Iterable[Mapping[str, Any]],
+    cells: Sequence[Mapping[str, Any]],
+    manifest: Mapping[str, Any],
 ) -> Audit | None:
-    """The audit of a run from its experiment, session records (oldest first) and cells of the summary; None for one engine."""
-    return audit(engine_facts(experiment, sessions, cells), cells)
+    """The audit of a run from its experiment, session records (oldest first) and cells of the summary; None for one engine.
+
+    Which engines a search has set, the `manifest` tells under `tuned`."""
+    return audit(engine_facts(experiment, sessions, cells, manifest.get("tuned") or ()), cells)
 
 
 def audit(engines: Sequence[EngineFacts], cells: Sequence[Mapping[str, Any]]) -> Audit | None:
@@ -134,7 +143,13 @@ def audit(engines: Sequence[EngineFacts], cells: Sequence[Mapping[str, Any]]) ->
         for name, row in (("tokens", "kv_cache_tokens"), ("bytes", "kv_cache_bytes"))
     }
     audited = [AuditEngine(e.label, kinds[e.label], _asked(e)) for e in engines]
-    return Audit(audited, rows, pairs, label, _verdict(rows, len(engines)), equal)
+    offer = _equal_bytes(rows) if equal == {"tokens": True, "bytes": False} else None
+    return Audit(audited, rows, pairs, label, _verdict(rows, len(engines)), equal, offer)
+
+
+def _equal_bytes(rows: Sequence[AuditResult]) -> EqualBytes | None:
+    tokens, sizes = (next(r.values for r in rows if r.id == name) for name in ("kv_cache_tokens", "kv_cache_bytes"))
+    return equal_bytes([v.engine for v in tokens], [v.value for v in tokens], [v.value for v in sizes])
 
 
 def judge(engines: Sequence[EngineFacts], cells: Iterable[Mapping[str, Any]]) -> list[AuditResult]:
@@ -222,7 +237,7 @@ def _kind(engine: EngineFacts, differs: Sequence[str], unknown: Sequence[str]) -
     if not _asked(engine) and not engine.attached:
         return OWN_DEFAULTS
     if differs:
-        return ATTACHED if engine.attached else TUNED
+        return ATTACHED if engine.attached else TUNED if engine.tuned else SET_BY_HAND
     if unknown:
         return ATTACHED if engine.attached else UNPROVEN
     return EQUALISED
@@ -241,7 +256,7 @@ def _label(a: str, b: str, kinds: tuple[str, str]) -> str:
 def _kind_among(label: str, pairs: Sequence[AuditPair]) -> str:
     """What an engine is among all: the kind furthest from proven likeness it has in any pair."""
     kinds = {p.kinds[(p.a, p.b).index(label)] for p in pairs if label in (p.a, p.b)}
-    return next(kind for kind in (OWN_DEFAULTS, ATTACHED, TUNED, UNPROVEN, EQUALISED) if kind in kinds)
+    return next(kind for kind in (OWN_DEFAULTS, ATTACHED, SET_BY_HAND, TUNED, UNPROVEN, EQUALISED) if kind in kinds)
 
 
 def _mixed_label(kinds: Mapping[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ class Told:
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
     """One engine: settings by name as its last session ran with them, what was asked of it, and raw words given to it
-    (flags, environment), which are settings too. An `attached` server was set by somebody else."""
+    (flags, environment), which are settings too. An `attached` server was set by somebody else, a `tuned` engine by a search."""
 
     label: str
     backend: str
@@ -36,6 +36,7 @@ class EngineFacts:
     asked: Mapping[str, Any] = field(default_factory=dict)
     raw: tuple[str, ...] = ()
     attached: bool = False
+    tuned: bool = False
 
     def told(self, *names: str) -> Told:
         """The first of these names that the engine tells; one that was read back before one that was only asked."""
@@ -44,9 +45,13 @@ class EngineFacts:
 
 
 def engine_facts(
-    experiment: Mapping[str, Any], sessions: Iterable[Mapping[str, Any]], cells: Iterable[Mapping[str, Any]]
+    experiment: Mapping[str, Any],
+    sessions: Iterable[Mapping[str, Any]],
+    cells: Iterable[Mapping[str, Any]],
+    tuned: Collection[str] = (),
 ) -> list[EngineFacts]:
-    """Every engine that was asked for, in the experiment's order, then any other that has a session.
+    """Every engine that was asked for, in the experiment's order, then any other that has a session. `tuned` are the labels of
+    those that a search has set; one that the experiment does not name is a trial of a search.
 
     Sessions come oldest first. One that told no settings (it never became ready) is passed over. What only the cells'
     server samples tell (the KV pool) is added from there.
@@ -76,6 +81,7 @@ def engine_facts(
                     *(f"{k}={v}" for k, v in (env.items() if isinstance(env, Mapping) else ())),
                 ),
                 attached=bool(spec.get("url")),
+                tuned=label in tuned or bool(specs and label not in specs),
             )
         )
     return found
@@ -123,7 +129,8 @@ class Demand:
     """What the measured cells asked of the engines. INVALID cells are no measurement and are left out.
 
     `asks` is None where a cell bounds neither its lengths nor how many requests are together (a rate, an open-ended data
-    set): then nothing can be said not to matter. `peak_tokens` is the largest number of tokens seen in the KV cache at once.
+    set): then nothing can be said not to matter. `peak_tokens` is the largest number of tokens seen in the KV cache at once,
+    `realised` the largest mean of what ran together in a cell.
     """
 
     asks: tuple[Ask, ...] | None
@@ -132,6 +139,7 @@ class Demand:
     prefix_hits: float | None
     preemptions: float | None
     peak_tokens: float | None
+    realised: float | None = None
 
     @property
     def together(self) -> int | None:
@@ -177,6 +185,7 @@ def demand(cells: Iterable[Mapping[str, Any]]) -> Demand:
         prefix_hits=_most(s.get("prefix_hits") for s in server),
         preemptions=_most(s.get("preemptions") for s in server),
         peak_tokens=_most((c.get("arithmetic") or {}).get("kv_tokens_predicted") for c in used),
+        realised=_most((c.get("batch") or {}).get("realised") for c in used),
     )
 
 
@@ -186,6 +195,8 @@ def _ask(cell: Mapping[str, Any]) -> Ask | None:
     together = load.get("value", load.get(str(mode))) if mode in ("batch", "concurrency") else None
     lengths = [_longest(workload.get(name)) for name in ("input_len", "output_len")]
     given, wanted = lengths
+    if workload.get("type", "random") != "random":  # its prompts are longer than the length that is named
+        given = None
     if not isinstance(together, int) or given is None or wanted is None:
         return None
     return Ask(together, given, wanted)

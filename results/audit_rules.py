@@ -98,6 +98,29 @@ def kv_room(case: Case) -> Bearing:
     return Bearing(YES, f"up to {count(bound or peak or 0)} tokens at once; the smallest cache holds {count(least)}")
 
 
+def promises(case: Case) -> Bearing:
+    """For how much of the KV cache a request is promised: it bears unless all at their longest fit the smallest."""
+    together, least = case.demand.together, case.least("kv_cache_tokens")
+    if together is None:
+        return Bearing(UNSURE, "the cells set no bound to the requests together")
+    if least is None or case.silent("kv_cache_tokens") or case.silent("max_model_len"):
+        return Bearing(UNSURE, "not every engine tells how many tokens its cache and its longest request hold")
+    block = max(case.known("block_size"), default=1)
+    longest = max(-(-length // block) * block for length in case.known("max_model_len"))
+    what = f"{count(together)} requests of at most {count(longest)} tokens; the smallest cache holds {count(least)}"
+    return Bearing(NO if together * longest <= least else YES, what)
+
+
+def joining(case: Case) -> Bearing:
+    """For whether requests may join a batch that runs: it bears where they arrive while others decode."""
+    d = case.demand
+    if d.together == 1:
+        return Bearing(NO, "one request at a time is a batch of its own")
+    if d.asks is not None and d.mixed:
+        return Bearing(YES, "requests arrive while others decode")
+    return Bearing(UNSURE, "requests that start together may end at different times")
+
+
 def queue(case: Case) -> Bearing:
     """For the order of admission: it bears only where requests had to wait to be let in."""
     seats = requests_together(Case("max_num_seqs", case.told, case.demand))
@@ -156,9 +179,12 @@ def captured(case: Case) -> Bearing:
     sizes = [v for v in case.known("cuda_graph_sizes") if isinstance(v, list | tuple) and v]
     tops = [max(v) for v in sizes if all(isinstance(n, int) for n in v)]
     if tops and loads[-1] > min(tops):
-        return Bearing(
-            YES, f"batches up to {count(loads[-1])} against graphs up to {count(min(tops))}: the rest runs without"
-        )
+        ran, against = case.demand.realised, f"graphs up to {count(min(tops))}"
+        if ran is not None and ran <= min(tops):
+            return Bearing(
+                UNSURE, f"batches up to {count(loads[-1])} were offered and {ran:.1f} ran together, against {against}"
+            )
+        return Bearing(YES, f"batches up to {count(loads[-1])} against {against}: the rest runs without")
     if False in case.known("cuda_graph_padding"):
         bare = sorted({n for n in loads for v in sizes if n not in v})
         if bare:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from results.events import MISSING, Floats, Ints, Requests, Samples
+from results.step_log import ChainedSteps, chained
 from results.truth import Steps
 
 # With more slots than this, the lock index uses the first so many as reference: the mean over slots has settled by then.
@@ -76,7 +77,15 @@ def batch_numbers(
     told, gauge = running_mean(steps, *span), gauge_mean(times, values, *span)
     running = gauge if told is None else told
     in_flight = in_flight_mean(requests, *span)
-    found = {"steps": told, "gauge": gauge if readings >= _ENOUGH_READINGS else None, "in_flight": in_flight}
+    by_steps = "steps" if steps is None else steps.source
+    # What engines with a log of their own can be held against, whatever else this one tells.
+    chain = None if steps is None or not len(steps) else running_mean(chained(steps, requests), *span)
+    found = {
+        by_steps: told,
+        ChainedSteps.source: chain,
+        "gauge": gauge if readings >= _ENOUGH_READINGS else None,
+        "in_flight": in_flight,
+    }
     known = {name: value for name, value in found.items() if value is not None}
     source = next(iter(known), None)
     return {
@@ -84,7 +93,7 @@ def batch_numbers(
         "in_flight": in_flight,
         "running": running,
         "decodes_per_step": decodes_per_step(steps),
-        "running_source": "steps" if told is not None else "gauge" if running is not None else None,
+        "running_source": by_steps if told is not None else "gauge" if running is not None else None,
         "running_readings": readings,
         "readings": known,
         "realised": known[source] if source else None,

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from results import rules_speculation
 from results.clock import NS_PER_MS
 from results.events import MISSING, Ints, Requests, Samples
+from results.prompt_counts import prompt_counts
 from results.reason_rules import CellFacts
 from results.schema import Outcome
 from results.server_use import ServerUse
@@ -34,8 +36,7 @@ def cell_facts(
     asked = np.maximum(requests.output_tokens_asked, 0)
     ok = requests.outcome == str(Outcome.OK)
     answered = ok | (requests.outcome == str(Outcome.SHORT))
-    differ = (requests.input_tokens_counted >= 0) & (requests.input_tokens_planned >= 0)
-    differ &= requests.input_tokens_counted != requests.input_tokens_planned
+    prompts = prompt_counts(requests, client.get("endpoint"))
     disorder = _disordered(requests)
     # Chunks can be held against requests only where every chunk says how many tokens it carries.
     in_chunks = int(tokens.tokens.sum()) if len(tokens) and (tokens.tokens >= 0).all() else None
@@ -45,11 +46,15 @@ def cell_facts(
         for o, e in zip(requests.outcome, requests.error, strict=True)
         if o not in ("ok", "short")
     ]
+    late = requests.outcome == str(Outcome.TIMEOUT)
+    # The client's words for it begin with what took too long (connect, first token, between tokens, total).
+    kinds = [str(e).partition(":")[0] if e else "unknown" for e in requests.error[late]]
     here = (samples.source == "server") & np.isfinite(samples.value)
     facts = CellFacts(
         issued=len(requests),
         ok=by_outcome.get(str(Outcome.OK), 0),
         by_outcome=by_outcome,
+        timeouts={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         first_error=str(errors[0])[:200] if errors else None,
         uncounted=int((ok & (asked > 0) & (output <= 0)).sum()),
         output_asked=int(asked[answered | (output > 0)].sum()),
@@ -57,8 +62,12 @@ def cell_facts(
         output_delivered_in_chunks=in_chunks if streamed else None,
         input_tokens=int((whole or {}).get("input_tokens") or 0),
         longest_output=int(asked.max()) if len(asked) else 0,
-        longest_input=int(requests.input_tokens_planned.max()) if len(requests) else 0,
-        prompts_differ=int(differ.sum()),
+        # Of texts nobody knows the length beforehand.
+        longest_input=max(0, int(requests.input_tokens_planned.max()), int(requests.input_tokens_counted.max()))
+        if len(requests)
+        else 0,
+        prompts_differ=prompts.differ,
+        prompts_difference=prompts.example,
         disordered=len(disorder),
         disordered_example=next(iter(disorder.values()), ""),
         server_prompt_tokens=server.covered("prompt_tokens"),
@@ -74,17 +83,14 @@ def cell_facts(
         stamps_disbelieved=client["stamps_disbelieved"],
         coalesced_events=client["coalesced_events"],
         foreign_cores=server.foreign_cores(client["cpu_s"]),
+        api_server_cores=server.api_cores,
         host_cpus=server.numbers["host_cpus"],
         token_chunks=len(tokens),
         prefix_hits=server.numbers["prefix_hits"],
         prefix_queries=server.numbers["prefix_queries"],
         preemptions=server.numbers["preemptions"],
+        speculation=rules_speculation.evidence(server.numbers),
     )
-    if differ.any():
-        at = int(np.flatnonzero(differ)[0])
-        facts.prompts_difference = (
-            f"e.g. {requests.input_tokens_planned[at]} sent, {requests.input_tokens_counted[at]} counted"
-        )
     tpot, e2e = (whole or {}).get("tpot_ms"), (whole or {}).get("e2e_ms")
     facts.tpot_ms_p50 = tpot["p50"] if tpot else None
     facts.e2e_ms_p50 = e2e["p50"] if e2e else None

@@ -13,9 +13,8 @@ NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 
 
-def now_ns() -> int:
-    """The monotonic clock now, in ns."""
-    return time.monotonic_ns()
+# The monotonic clock now, in ns. The function itself and no call of it: a load client reads it for every token.
+now_ns = time.monotonic_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ nanoseconds); counts are int64 with -1 for null; values and lags are float64 wit
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,6 +27,7 @@ Texts = NDArray[np.object_]
 
 MISSING = np.iinfo(np.int64).min
 UNKNOWN_COUNT = -1
+_NOWHERE = np.zeros(0, dtype=np.int64)
 
 _STAMPS = (
     "intended",
@@ -143,9 +144,22 @@ class Samples:
     t1: Ints
     value: Floats
     reason: Texts
+    # Where the readings of each (source, metric) stand, in time order; made when first asked for.
+    _places: dict[tuple[str, str], Ints] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.value)
+
+    def _of(self, source: str, metric: str) -> Ints:
+        if self._places is None:
+            pairs: dict[tuple[str, str], list[int]] = {}
+            for at, key in enumerate(zip(self.source.tolist(), self.metric.tolist(), strict=True)):
+                pairs.setdefault(key, []).append(at)
+            self._places = {}
+            for key, places in pairs.items():
+                here = np.array(places, dtype=np.int64)
+                self._places[key] = here[np.argsort(self.t1[here], kind="stable")]
+        return self._places.get((source, metric), _NOWHERE)
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Self:
@@ -167,14 +181,15 @@ class Samples:
 
     def spans(self, source: str, metric: str) -> tuple[Ints, Ints, Floats]:
         """Known values of one metric in time order, with both ends of the interval each belongs to: (t0, t1, values)."""
-        here = np.flatnonzero((self.source == source) & (self.metric == metric) & np.isfinite(self.value))
-        here = here[np.argsort(self.t1[here], kind="stable")]
+        here = self._of(source, metric)
+        here = here[np.isfinite(self.value[here])]
         return self.t0[here], self.t1[here], self.value[here]
 
     def unknown_because(self, source: str, metric: str) -> str | None:
         """Why a metric has no value, where the sampler said so."""
-        here = (self.source == source) & (self.metric == metric) & ~np.isfinite(self.value)
-        return next((str(reason) for reason in self.reason[here] if reason), None)
+        here = self._of(source, metric)
+        unknown = np.sort(here[~np.isfinite(self.value[here])])
+        return next((str(reason) for reason in self.reason[unknown] if reason), None)
 
 
 def write_table(path: Path, schema: pa.Schema, columns: Mapping[str, Sequence[Any] | NDArray[Any] | pa.Array]) -> None:
@@ -216,6 +231,22 @@ def read_chunks(folder: Path) -> Chunks:
     kinds, kind = _codes(table["kind"])
     lag = table["lag"].cast("float64").to_numpy()
     return Chunks(ids, kinds, request, kind, _integers(table["t"], MISSING), lag, _integers(table["tokens"], -1))
+
+
+def read_token_arrivals(folder: Path) -> tuple[Ints, Ints, int]:
+    """(arrival, tokens, how many were guessed) of the chunks that hold tokens, whichever request they belong to: what a rate
+    over time needs and no more. A chunk that does not say how many it holds counts as one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from results.schema import TOKEN_KINDS
+
+    table = read_table(folder / "chunks.parquet", ["t", "kind", "tokens"], dictionaries=["kind"])
+    kinds = pa.array([str(kind) for kind in TOKEN_KINDS])
+    table = table.filter(pc.is_in(table["kind"].cast("string"), value_set=kinds))
+    tokens = _integers(table["tokens"], UNKNOWN_COUNT)
+    unknown = tokens == UNKNOWN_COUNT
+    return _integers(table["t"], MISSING), np.where(unknown, 1, tokens), int(unknown.sum())
 
 
 def read_samples(folder: Path) -> Samples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -15,7 +16,11 @@ from results.errors import StoreError
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`. Raises StoreError (with the free space where the disk is full)."""
+    """Replace `path` by `data`. A link keeps pointing where it does, and a device or pipe (/dev/stdout) is written into, never
+    replaced. Raises StoreError (with the free space where the disk is full)."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return _write_into(path, data)
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -27,6 +32,14 @@ def write_atomic(path: Path, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        raise store_error(path, error) from error
+
+
+def _write_into(path: Path, data: bytes) -> None:
+    try:
+        with path.open("wb") as file:
+            file.write(data)
+    except OSError as error:
         raise store_error(path, error) from error
 
 
@@ -48,7 +61,9 @@ def store_error(path: Path, error: OSError) -> StoreError:
             f"No space left while writing {path} ({free / 2**20:.0f} MiB free). What was committed before is intact: make "
             "room and run the same command again to complete the run."
         )
-    return StoreError(f"Cannot write {path}: {error.strerror or error}.")
+    return StoreError(
+        f"Cannot write {path}: {error.strerror or error}. Name a folder that can be written with --out, or mend the rights of this one."
+    )
 
 
 def to_json(value: Any) -> bytes:
@@ -59,10 +74,15 @@ def to_json(value: Any) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Decode a JSON file. Raises StoreError naming the file."""
+    """Decode a JSON file. Bare NaN and infinities, which other writers leave in theirs, become null. Raises StoreError naming the
+    file."""
     try:
-        return orjson.loads(path.read_bytes())
+        text = path.read_bytes()
+        return orjson.loads(text)
     except OSError as error:
         raise StoreError(f"Cannot read {path}: {error.strerror or error}.") from error
     except orjson.JSONDecodeError as error:
-        raise StoreError(f"{path} is damaged: {error}.") from error
+        try:
+            return json.loads(text, parse_constant=lambda _: None)
+        except (ValueError, RecursionError):
+            raise StoreError(f"{path} is damaged: {error}.") from error

@@ -133,7 +133,7 @@ def _engine_bytes(
     per_token: int | None, samples: Samples, steps: Steps | None, session: Mapping[str, Any], cell: tuple[int, int]
 ) -> tuple[int | None, str | None]:
     own = setting(session, "kv_bytes_per_token")
-    if steps is not None and len(steps) and isinstance(own, int | float):
+    if steps is not None and len(steps) and steps.tells("tokens_held") and isinstance(own, int | float):
         return round(int(steps.tokens_held.max()) * own), "steps"
     for metric in ("kv_held_bytes", "kv_allocated_bytes"):
         if (value := _largest(samples, metric, cell)) is not None:

@@ -4,7 +4,7 @@ A new metric is a row. Definitions:
 
     whole scope   first send to last end, over all requests of the cell
     first token   arrival of the first chunk with at least one generated token; role, empty and usage chunks are none
-    TTFT          first token - sent (scheduled: - intended)
+    TTFT          first token - sent (scheduled: - intended); of content: first chunk of content, not reasoning, - sent
     TPOT          (last token - first token) / (n - tokens in the first chunk), per request; / (n - 1) where that count is
                   unknown (code first_chunk_tokens_unknown); undefined for one token
     ITL           gaps between token-bearing chunks, pooled over requests; null where a chunk may carry several tokens
@@ -28,7 +28,7 @@ import numpy as np
 from results import phases
 from results.clock import NS_PER_MS, NS_PER_S
 from results.distribution import distribution
-from results.events import Bools, Floats, Ints
+from results.events import MISSING, Bools, Floats, Ints
 from results.scope import WHOLE, WINDOW, ScopeData, span_ms, tpot_ms
 from results.truth_check import decodes_needed
 
@@ -160,6 +160,27 @@ def _scheduled_ttft(data: ScopeData) -> Measured:
     return _latency(data, data.requests.intended, data.requests.first_token)
 
 
+def _content_ttft(data: ScopeData) -> Measured:
+    """None where no answer held reasoning: then it is TTFT."""
+    chunks, requests = data.chunks, data.requests
+    if chunks.reasoning is None:
+        return Measured(None)
+    content = np.flatnonzero(~chunks.reasoning)
+    first = content[np.diff(chunks.request[content], prepend=-1) != 0]
+    at = np.full(len(requests), MISSING)
+    at[chunks.request[first]] = chunks.t[first]
+    found = _latency(data, requests.sent, at)
+    answered = data.ok & data.holds(requests.last_token) & (requests.first_token != MISSING)
+    none = int((answered & (at == MISSING)).sum())
+    later = found.value["p50"] if found.value["p50"] is not None else found.value["mean"]
+    words = "no content came" if later is None else f"the first content came {later:.1f} ms after the send (median)"
+    return replace(
+        found,
+        code="reasoning_first",
+        evidence=words + (f"; {none} of {int(answered.sum())} answers held none" if none else ""),
+    )
+
+
 def _e2e(data: ScopeData) -> Measured:
     left_out = data.ok & data.shortened & data.holds(data.requests.last_token)
     found = _latency(data, data.requests.sent, data.requests.last_token, ~left_out)
@@ -175,19 +196,16 @@ def _scheduled_e2e(data: ScopeData) -> Measured:
 
 def _latency(data: ScopeData, start: Ints, end: Ints, which: Bools | None = None) -> Measured:
     kept = data.ok & data.holds(end)
-    return Measured(distribution(span_ms(start, end, kept if which is None else kept & which), data.dependent))
+    return Measured(distribution(span_ms(start, end, kept if which is None else kept & which), data.dependent, end))
 
 
 def _tpot(data: ScopeData) -> Measured:
     values = tpot_ms(data.requests, data.ok & data.holds(data.requests.last_token))
-    found = distribution(values, data.dependent)
+    found = distribution(values, data.dependent, data.requests.last_token)
     blind = int((np.isfinite(values) & (data.requests.tokens_in_first_chunk <= 0)).sum())
     if blind:
         return Measured(found, "first_chunk_tokens_unknown", f"{blind} of {found['n']} requests divided by n - 1")
     return Measured(found)
-
-
-_SHARED_GAPS = "all streams of a batch share each step's gap, so gaps are not independent values"
 
 
 def _itl(data: ScopeData) -> Measured:
@@ -203,12 +221,19 @@ def _itl(data: ScopeData) -> Measured:
 
 
 def _interchunk(data: ScopeData) -> Measured:
-    return Measured(data.once("gaps", lambda: distribution(_gaps_ms(data), _SHARED_GAPS)))
+    return Measured(data.once("gaps", lambda: _gaps(data)))
 
 
-def _gaps_ms(data: ScopeData) -> Floats:
-    gaps: Floats = data.chunks.gaps()[_mine(data) & ~data.chunks.first] / NS_PER_MS
-    return gaps
+def _gaps(data: ScopeData) -> dict[str, Any]:
+    """Pooled gaps. All streams of a batch share each step's gap, so those that end within one usual gap's time are one draw."""
+    which = _mine(data) & ~data.chunks.first
+    gaps: Floats = data.chunks.gaps()[which] / NS_PER_MS
+    if not len(gaps):
+        return distribution(gaps)
+    # Where most chunks come together the usual gap is 0: then draws are as far apart as they are on average.
+    since = data.chunks.t[which] - data.start
+    usual = max(int(np.median(gaps) * NS_PER_MS), int(since.max()) // len(gaps), 1)
+    return distribution(gaps, cluster=since // usual)
 
 
 def _mine(data: ScopeData) -> Bools:
@@ -301,6 +326,15 @@ METRICS: tuple[Metric, ...] = (
         _BOTH,
         ("requests",),
         _scheduled_ttft,
+    ),
+    Metric(
+        "ttft_content_ms",
+        "Time to the first chunk of content, not reasoning, from the send, where answers held reasoning",
+        "ms",
+        _L,
+        _BOTH,
+        ("requests", "chunks"),
+        _content_ttft,
     ),
     Metric(
         "tpot_ms",

@@ -43,11 +43,18 @@ def parameters(config: Config) -> ParameterCount:
     Llama and its kin (Mistral, Mixtral, Qwen2, Qwen3): attention D(q+2k)d + qdD, gated FFN 3DI, two norms of D a layer,
     V D for the table and again for the LM head unless tied; experts multiply the FFN and add a router of D E.
     GPT-2, OPT and Falcon have an FFN of two matrices and their own biases and norms; DeepSeek's MLA has low-rank q and
-    KV. Raises UsageError for a family whose layers this module does not know.
+    KV; gpt-oss has biases everywhere and a sink a head. Raises UsageError for a family whose layers this module does not know.
     """
     config = text_config(config)
     family = str(config.get("model_type", "llama"))
-    counters = {"gpt2": _gpt2, "opt": _opt, "falcon": _falcon, "deepseek_v2": _deepseek, "deepseek_v3": _deepseek}
+    counters = {
+        "gpt2": _gpt2,
+        "opt": _opt,
+        "falcon": _falcon,
+        "deepseek_v2": _deepseek,
+        "deepseek_v3": _deepseek,
+        "gpt_oss": _gpt_oss,
+    }
     if family in counters:
         return counters[family](config)
     if family in _LLAMA_LIKE:
@@ -131,6 +138,27 @@ def _deepseek(config: Config) -> ParameterCount:
     norms = layers * (2 * hidden + rank + q_rank) + hidden
     table, lm_head = _tables(config, hidden, tied=False)
     return ParameterCount(layers * attention, ffn, table, lm_head, norms)
+
+
+def _gpt_oss(config: Config) -> ParameterCount:
+    """Everything has a bias, the experts too; each query head has a sink logit."""
+    layers, hidden, width, heads, experts = (
+        positive_int(config, key)
+        for key in (
+            "num_hidden_layers",
+            "hidden_size",
+            "intermediate_size",
+            "num_attention_heads",
+            "num_local_experts",
+        )
+    )
+    head = head_dim(config)
+    q, kv = heads * head, kv_heads(config) * head
+    bias = q + 2 * kv + hidden if config.get("attention_bias", True) else 0
+    attention = hidden * (q + 2 * kv) + q * hidden + bias + heads
+    ffn = experts * (3 * hidden * width + 2 * width + hidden) + (hidden + 1) * experts
+    table, lm_head = _tables(config, hidden, tied=False)
+    return ParameterCount(layers * attention, layers * ffn, table, lm_head, (2 * layers + 1) * hidden)
 
 
 def _gpt2(config: Config) -> ParameterCount:

@@ -1,9 +1,11 @@
 """Prefill and decode rates, told apart: from the engine's steps, from locked waves, or estimated at the client.
 
 prefill   steps:   prompt tokens of the steps that prefill / their time (decodes in the same step share that time)
+          log:     the same where a step is known by its end alone and lasts from the one before: host work included
           client:  prompt tokens / union of all [sent, first token]: an estimate, queueing and decodes of others included
 decode    wave:    tokens between the last first-token and the first last-token of a wave / that time: decodes only
           steps:   tokens decoded in the steps that decode / their time (prefills in the same step share that time)
+          log:     the same, as above
           client:  tokens after the first chunk / union of all [first token, last token]: an estimate
 
 In a window the unions are cut at its edges, and only waves that lie in it are read.
@@ -66,7 +68,7 @@ def _from_steps(steps: Steps, work: Ints, other: Ints, everything: float) -> Rat
     done = float(work[doing].sum())
     # Work done twice (after a preemption) or for requests that failed makes more than there was to do.
     share = min(1.0, done / everything) if everything > 0 else None
-    return Rate(done / total * NS_PER_S, "steps", share, mixed)
+    return Rate(done / total * NS_PER_S, steps.source, share, mixed)
 
 
 def prefill_at_client(data: ScopeData) -> Rate:

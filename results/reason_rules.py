@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from results.client_load import ClientLoad
+from results.device_facts import DeviceFacts
+from results.load_facts import LoadFacts
+
 
 class Severity(StrEnum):
     NOTE = "note"
@@ -24,6 +28,7 @@ class CellFacts:
     issued: int = 0
     ok: int = 0
     by_outcome: Mapping[str, int] = field(default_factory=dict)
+    timeouts: Mapping[str, int] = field(default_factory=dict)
     first_error: str | None = None
     mode: str = "batch"
     workload: str = "random"
@@ -52,19 +57,27 @@ class CellFacts:
     stamps_disbelieved: int | None = None
     coalesced_events: int | None = None
     foreign_cores: float | None = None
+    api_server_cores: float | None = None
     host_cpus: float | None = None
     wave_rates: tuple[float, float] | None = None
     wave_count: int = 0
     token_chunks: int = 0
     prefix_hits: float | None = None
     prefix_queries: float | None = None
+    # What guessing tokens ahead gave, in words; None where the engine does not.
+    speculation: str | None = None
     preemptions: float | None = None
     lock_index: float | None = None
     lock_phases: int = 0
     slots: int = 4
     has_window: bool = False
-    has_device: bool = False
+    window_why: str = ""
+    unsteady: str = ""
+    overload: str = ""
+    device: DeviceFacts | None = None
     withheld: tuple[str, ...] = ()
+    client_load: ClientLoad | None = None
+    load: LoadFacts = field(default_factory=LoadFacts)
     found: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -91,11 +104,15 @@ FOREIGN_SHARE = 0.15
 WAVE_RATIO = 1.5
 # Above this share the system handed over several chunks at once all the time, each with the last one's stamp.
 COALESCED_SUSPECT = 0.20
+# Above this share of requests sent again, the server drops connections for another reason than idleness, and TTFT hides it.
+RETRIED_SUSPECT = 0.05
 # (slots, bar): the index above which so many slots, up to the next row, are called locked. Few slots come close by chance.
 LOCK_BARS = ((8, 0.7), (4, 0.8), (3, 0.95), (0, 0.99))
 LOCK_PHASES = 8
 # Below this share of the prompt tokens a hit changes no number.
 PREFIX_SHARE_SUSPECT = 0.01
+# Tokens a server may make of an answer that its client has ended, before it notices.
+UNSEEN_AFTER_END = 8
 # From here on the cell measures the size of the KV cache: each preemption computes a whole context again.
 PREEMPTED_SHARE_SUSPECT = 0.10
 # Events that arrive together have gaps of zero; this many of them move percentiles of the gaps.
@@ -148,7 +165,9 @@ def token_counts_disagree(f: CellFacts) -> Finding | None:
             ("output", f.output_delivered, f.server_generation_tokens, f.longest_output),
             ("prompt", f.input_tokens, f.server_prompt_tokens, f.longest_input),
         ):
-            if server is not None and abs(server - client) > one:
+            # After the client has ended an answer by plan, the server may go on for a few steps until it notices.
+            unseen = UNSEEN_AFTER_END * f.load.ended_by_plan if what == "output" else 0
+            if server is not None and not -one <= server - client <= one + unseen:
                 parts.append(f"{what} tokens: client {client}, server {server:.0f}")
     if f.output_delivered_in_chunks is not None and f.output_delivered_in_chunks != f.output_delivered:
         parts.append(f"chunks carry {f.output_delivered_in_chunks} tokens, requests say {f.output_delivered}")
@@ -196,7 +215,10 @@ def client_lag(f: CellFacts) -> Finding | None:
     if f.lag_ms_p99 is None:
         return None
     late = f.lag_ms_p99 > LAG_MS
-    beside = f.tpot_ms_p50 is not None and f.lag_ms_p99 > LAG_SHARE_OF_TPOT * f.tpot_ms_p50
+    # With kernel stamps the client rests on purpose, for less than a stream's tokens are apart.
+    beside = (
+        f.tpot_ms_p50 is not None and f.lag_ms_p99 > LAG_SHARE_OF_TPOT * f.tpot_ms_p50 and f.receive_stamps != "kernel"
+    )
     if not late and not beside:
         return None
     tpot = "" if f.tpot_ms_p50 is None else f", TPOT p50 {f.tpot_ms_p50:.1f} ms"
@@ -234,7 +256,11 @@ def not_streamed(f: CellFacts) -> Finding | None:
 
 
 def retried(f: CellFacts) -> Finding | None:
-    return Finding(f"{f.retries} of {f.issued} requests") if f.retries else None
+    if not f.retries:
+        return None
+    # One connection that idled too long is no sign of anything, however short the cell.
+    many = f.retries > max(1.0, RETRIED_SUSPECT * f.issued)
+    return Finding(f"{f.retries} of {f.issued} requests", Severity.SUSPECT if many else None)
 
 
 def stamps_disbelieved(f: CellFacts) -> Finding | None:
@@ -304,20 +330,16 @@ def phase_lock(f: CellFacts) -> Finding | None:
     )
 
 
-def no_window(f: CellFacts) -> Finding | None:
-    return None if f.has_window else Finding("figures are of the whole cell, start-up and drain included")
-
-
-def no_device(f: CellFacts) -> Finding | None:
-    return None if f.has_device else Finding("no device was sampled")
-
-
 def no_server_metrics(f: CellFacts) -> Finding | None:
     return None if f.server_samples else Finding("no metric of the server was read during the cell")
 
 
 def _outcomes(f: CellFacts) -> str:
-    return ", ".join(f"{n} {outcome}" for outcome, n in sorted(f.by_outcome.items()) if n and outcome != "ok")
+    kinds = ", ".join(f"{n} {kind}" for kind, n in f.timeouts.items())
+    told = {"timeout": f" ({kinds})" if kinds else ""}
+    return ", ".join(
+        f"{n} {outcome}{told.get(outcome, '')}" for outcome, n in sorted(f.by_outcome.items()) if n and outcome != "ok"
+    )
 
 
 def _first_error(f: CellFacts) -> str:

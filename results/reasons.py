@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from results import invariants, rules_client, rules_device, rules_engine, rules_load, rules_speculation, rules_steady
 from results import reason_rules as rules
 from results.reason_rules import FEW_OK_SUSPECT, CellFacts, Finding, Severity
 
@@ -56,6 +57,9 @@ class Row:
     rule: Rule | None = None
 
 
+# A note, since no figure but the uses and shares rests on it; these are told among what not to trust.
+CEILING_REFUTED = "ceiling_refuted"
+
 _N, _S, _I = Severity.NOTE, Severity.SUSPECT, Severity.INVALID
 
 REASONS: tuple[Row, ...] = (
@@ -69,7 +73,35 @@ REASONS: tuple[Row, ...] = (
         "server_died",
         _I,
         "The server died during the cell",
-        "See the last lines of the session's server.log; the cells before it stand.",
+        "See the last lines of the session's server.log (of its own log, where somebody else started it); the cells before it stand.",
+    ),
+    Row(
+        "server_failed",
+        _I,
+        "The server stopped working during the cell, though it still ran",
+        "One of ours was ended and the next cell got a fresh one; one of somebody else's was left alone, and the cells after it wait "
+        "for it. See the last lines of its log.",
+    ),
+    Row(
+        rules_engine.OUT_OF_MEMORY,
+        _I,
+        "The engine ran out of memory",
+        "Cells of this engine that are as large or larger were not run. Lower the batch or the lengths, or give the engine more "
+        "room (kv_cache_bytes, memory_fraction, max_num_seqs, max_num_batched_tokens).",
+        rules_engine.out_of_memory,
+    ),
+    Row(
+        "device_lost",
+        _I,
+        "The device was lost during the cell",
+        "Nothing after its last good reading counts. The driver's log (dmesg, Xid) has the cause; it takes a reset or a reboot.",
+        rules_device.lost,
+    ),
+    Row(
+        "profiled",
+        _I,
+        "A profiler watched the cell, which slows it",
+        "Compare the cell of the run that it was taken from; this one shows where its time goes.",
     ),
     Row("interrupted", _I, "The cell was interrupted", "Run the same command again to complete the run."),
     Row(
@@ -116,6 +148,56 @@ REASONS: tuple[Row, ...] = (
         rules.short_outputs,
     ),
     Row(
+        "prompts_too_long",
+        _S,
+        "Prompts longer than the server takes",
+        "What was answered is the shorter part of the workload. Give the workload max_len with too_long=drop or too_long=truncate, or "
+        "serve the model with a longer context.",
+    ),
+    Row(
+        "bos_duplicated",
+        _S,
+        "The server put a second begin-of-text token before each prompt",
+        "The prompts brought theirs already (a text from a chat template, or token ids): the engine read one token more than "
+        "asked, and another one first. Turn its add_special_tokens or add_bos off, or send prompts without.",
+    ),
+    Row(
+        "long_outputs",
+        _S,
+        "Outputs longer than asked",
+        "The engine wrote more tokens than it was allowed: it did other work than its rivals. Check what it makes of max_tokens.",
+        rules_load.long_outputs,
+    ),
+    Row(
+        invariants.GAPS,
+        _I,
+        "Times that do not add up: first token and gaps do not lead to the last token",
+        "Please report it with the cell's requests.parquet and chunks.parquet: the client is at fault.",
+    ),
+    Row(
+        "rate_not_achieved",
+        _S,
+        "Requests were sent at less than the rate asked for",
+        "The cap on requests in flight or the client itself held them back, so this is another load than was asked for. Raise "
+        "--max-in-flight, lower --rate, or share the load with --workers.",
+        rules_load.rate_not_achieved,
+    ),
+    Row(
+        "late_sends",
+        _S,
+        "The client sent late",
+        "Latencies from the intended time hold the client's lateness. Give the client a core of its own, lower the rate, or share "
+        "the load with --workers.",
+        rules_load.late_sends,
+    ),
+    Row(
+        "too_few_descriptors",
+        _S,
+        "Too few file descriptors for the load",
+        "Requests had to wait for one to become free, in times from the intended send. Raise the limit as the evidence says.",
+        rules_load.too_few_descriptors,
+    ),
+    Row(
         "cancelled_requests",
         _S,
         "The client ended requests itself",
@@ -134,8 +216,8 @@ REASONS: tuple[Row, ...] = (
         "not_streamed",
         _S,
         "Answers that were not streamed",
-        "They have no first token: TTFT, TPOT and E2E are not known for them. Make the server stream (some ignore the "
-        "request for it behind a proxy), or read throughput only.",
+        "They have no first token: TTFT and TPOT are not known for them, and E2E is to their last byte. Make the server stream "
+        "(some ignore the request for it behind a proxy), or read throughput and E2E only.",
         rules.not_streamed,
     ),
     Row(
@@ -152,6 +234,27 @@ REASONS: tuple[Row, ...] = (
         "Client and server count different numbers of tokens",
         "Something else uses the server, or tokens were lost or counted twice. Make sure nothing else sends requests.",
         rules.token_counts_disagree,
+    ),
+    Row(
+        "usage_disagrees",
+        _S,
+        "Token ids and usage of the same answers count different numbers of tokens",
+        "The server contradicts itself; its ids are believed. Compare engines with care, and tell its authors.",
+        rules_load.usage_disagrees,
+    ),
+    Row(
+        invariants.IN_FLIGHT,
+        _S,
+        "Server and client do not have the same requests in flight",
+        "More at the server: somebody else uses it, or it goes on with requests that have ended; make sure nothing else sends "
+        "requests. Fewer: they wait where its gauges do not look (a proxy, a limit on connections), or the gauges are those of "
+        "another server; measure the server itself, at its own URL.",
+    ),
+    Row(
+        invariants.KV,
+        _S,
+        "KV blocks in use and tokens held in them do not fit together",
+        "The engine's accounts of its KV cache cannot be right. Read its KV figures with care, and tell its authors.",
     ),
     Row(
         "prompt_tokens_disagree",
@@ -174,11 +277,53 @@ REASONS: tuple[Row, ...] = (
         "end of the session's server.log.",
     ),
     Row(
+        "steps_not_told",
+        _N,
+        "The engine's log does not tell what its steps held",
+        "Client figures stand; what only the steps tell is estimated or missing. The evidence says what is in the way.",
+    ),
+    Row(
         "foreign_load",
         _S,
         "Other processes used the machine",
         "What they used, the engine and the client went without. Stop them, or measure when the machine is quiet.",
         rules.foreign_load,
+    ),
+    Row(
+        "api_server_saturated",
+        _S,
+        "The server's API process was near one core",
+        "It tokenises, streams and answers for all requests in one thread, so the engine behind it may be faster than this. Give it "
+        "more API processes where it has them, send less, or stream in larger pieces.",
+        rules_engine.api_server_saturated,
+    ),
+    Row(
+        "device_throttled",
+        _S,
+        "The device slowed down by itself",
+        "Heat or its power supply lowered the clocks while the cell ran, so it measures the cooling too. See `dyno doctor --gpu`.",
+        rules_device.throttled,
+    ),
+    Row(
+        "clock_spread",
+        _S,
+        "The device's clock moved during the cell",
+        "Speeds at different clocks are not one speed. Warm up longer, or lock the clock (nvidia-smi -lgc) for comparisons.",
+        rules_device.clock_spread,
+    ),
+    Row(
+        "foreign_process_on_device",
+        _S,
+        "Another process used the device",
+        "What it used, the engine went without; bandwidth and power are of both. Stop it, and measure again.",
+        rules_device.foreign_process,
+    ),
+    Row(
+        "device_not_empty",
+        _S,
+        "The device was not empty before the launch",
+        "Memory of another process, or of a server that did not end, was missing to this one. `nvidia-smi` shows whose it is.",
+        rules_device.not_empty,
     ),
     Row(
         "waves_disagree",
@@ -193,6 +338,30 @@ REASONS: tuple[Row, ...] = (
         "The client read late",
         "The machine or the client is saturated. Give the client a core of its own, or lower the load.",
         rules.client_lag,
+    ),
+    Row(
+        "near_client_ceiling",
+        _S,
+        "Near what this machine's client can measure",
+        f"Past {rules_client.NEAR_CEILING:.0%} of the ceiling the client's own error may be in the times (dyno calibrate --show). Lower "
+        "the load, share it with --workers, or give the client a core of its own and calibrate again.",
+        rules_client.near_client_ceiling,
+    ),
+    Row(
+        "overloaded",
+        _S,
+        "The load is more than the server can take",
+        "The queue grows for as long as the cell runs, so its latencies tell of the cell's length. Lower the rate; the output "
+        "tokens/s are about the most this engine gives.",
+        rules_steady.overloaded,
+    ),
+    Row(
+        "no_steady_state",
+        _S,
+        "No steady state",
+        "Output tokens/s change while the load is held: a clock or power limit, other load on the machine, memory that fills. "
+        "Find what changes, or run longer; figures are of the whole cell.",
+        rules_steady.no_steady_state,
     ),
     Row(
         "phase_lock",
@@ -211,6 +380,12 @@ REASONS: tuple[Row, ...] = (
         rules.preemptions,
     ),
     Row(
+        "reasoning_first",
+        _N,
+        "Answers began with reasoning",
+        "TTFT is to the first token, of reasoning too. A reader who is shown content only waits for ttft_content_ms.",
+    ),
+    Row(
         "first_of_slot_left_out",
         _N,
         "First requests of the slots are not in E2E",
@@ -218,10 +393,64 @@ REASONS: tuple[Row, ...] = (
         "a little high for it. Raise --requests to make their share small.",
     ),
     Row(
+        "held_by_cap",
+        _N,
+        "Requests waited because as many as allowed were in flight",
+        "The load is then a rate up to the cap and a closed loop beyond it: read latencies from the intended time. Suspect above "
+        f"{rules_load.HELD_SUSPECT:.0%} of the requests.",
+        rules_load.held_by_cap,
+    ),
+    Row(
+        "tokens_counted_by_chunks",
+        _N,
+        "Tokens counted by the chunks they came in",
+        "The server tells neither token ids nor usage, and a chunk may hold several tokens: output tokens, their rates and TPOT are "
+        "right only if each holds one. Use a server that streams usage (stream_options include_usage).",
+        rules_load.tokens_counted_by_chunks,
+    ),
+    Row(
+        "no_done",
+        _N,
+        "Streams that ended without [DONE]",
+        "They told their finish reason, so they count as whole; a proxy or the server leaves the end marker out.",
+        rules_load.no_done,
+    ),
+    Row(
+        "prompts_repeated",
+        _N,
+        "Prompts were sent more than once",
+        "The file has them more than once, or was gone through again (oversample). A prefix cache answers them sooner: switch it off for "
+        f"all engines, or bring a file of more prompts. Suspect above {rules_load.REPEATED_SUSPECT:.0%} of the requests.",
+        rules_load.prompts_repeated,
+    ),
+    Row(
+        "clocks_of_nodes",
+        _N,
+        "Load from other machines",
+        "Latencies of a request are by one machine's clock. What is taken across machines (rates, requests in flight, the server's own "
+        f"log) is right to within what is told here. Suspect above {rules_load.CLOCKS_MS:g} ms: measure between machines of one network.",
+        rules_load.clocks_of_nodes,
+    ),
+    Row(
+        "rate_by_chance",
+        _N,
+        "By chance the requests drawn come at another rate than asked for",
+        "So few random arrivals vary; all engines of a block get the same ones. Raise --duration, or use --arrivals constant.",
+        rules_load.rate_by_chance,
+    ),
+    Row(
+        "ran_out_of_requests",
+        _N,
+        "The cell ended before its time, for want of requests",
+        "They are planned ahead and were used up sooner than thought possible. Figures stand; give --requests for a longer cell.",
+        rules_load.ran_out_of_requests,
+    ),
+    Row(
         "requests_sent_again",
         _N,
         "Requests were sent again on a new connection",
-        "The server had closed the idle one. Their TTFT counts from the sending that was answered.",
+        "The server had closed the idle one. Their TTFT counts from the sending that was answered: where they are many, the server "
+        "closes connections in use, and what it did before is not in any figure. Raise its keep-alive time.",
         rules.retried,
     ),
     Row(
@@ -279,19 +508,75 @@ REASONS: tuple[Row, ...] = (
         "No instant was found at which a whole wave was decoding: ask for longer outputs or a smaller batch.",
     ),
     Row(
+        "speculation_in_use",
+        _N,
+        "The engine guesses tokens ahead",
+        "How many guesses are kept depends on the text: random prompts keep few. --verify holds its tokens to those of the other "
+        "engines, so that a faster one that is worse is seen.",
+        rules_speculation.speculation_in_use,
+    ),
+    Row(
+        "client_not_calibrated",
+        _N,
+        "The client's ceiling on this machine is not known",
+        "Run dyno calibrate once (a minute or two, on a quiet machine): then cells near it are told.",
+        rules_client.client_not_calibrated,
+    ),
+    Row(
         "no_kernel_stamps",
         _N,
         "No receive stamps from the kernel",
         "The client's own lateness is inside the times and cannot be told from the server's.",
         rules.no_kernel_stamps,
     ),
-    Row("no_window", _N, "No steady-state window", "Compare whole-cell figures with each other only.", rules.no_window),
+    Row(
+        "no_window",
+        _N,
+        "No steady-state window",
+        "Compare whole-cell figures with each other only.",
+        rules_steady.no_window,
+    ),
     Row(
         "no_device_telemetry",
         _N,
         "No device telemetry",
-        "Expected on a machine without a supported accelerator.",
-        rules.no_device,
+        "Expected on a machine without a supported accelerator; docs/gpu.md says what each source needs.",
+        rules_device.no_device,
+    ),
+    Row(
+        "device_telemetry_ended",
+        _N,
+        "Device telemetry failed during the cell",
+        "Client figures are not touched by it; device figures end there. See the session's sampler.log and the driver's log.",
+        rules_device.telemetry_lost,
+    ),
+    Row(
+        "power_capped",
+        _N,
+        "The power limit held the clocks down",
+        "Usual on large boards in prefill: the compute ceiling is then lower than the datasheet's. Compare runs at the same limit.",
+        rules_device.power_capped,
+    ),
+    Row(
+        "mig_instance",
+        _N,
+        "A MIG instance was measured",
+        "Memory and counters are the instance's; power, energy and clocks are the whole board's, shared with its other instances.",
+        rules_device.instance,
+    ),
+    Row(
+        "device_unsure",
+        _N,
+        "Which device was sampled is not certain",
+        "Name the device by UUID: in CUDA_VISIBLE_DEVICES, or under telemetry.devices of the experiment.",
+        rules_device.doubtful_device,
+    ),
+    Row(
+        "energy_counter_restarted",
+        _N,
+        "The device's energy counter started over",
+        "The energy of the cell is left out. It counts from the load of the driver: was it loaded anew?",
+        rules_device.counter_restarted,
     ),
     Row(
         "no_server_metrics",
@@ -313,6 +598,33 @@ REASONS: tuple[Row, ...] = (
         "Client and server token counts could not be compared",
         "The client's counts stand alone. It needs a server that tells its totals, read right before and after the cell.",
         rules.token_counts_unchecked,
+    ),
+    Row(
+        "imported",
+        _S,
+        "Read from another tool's result file",
+        "Its numbers follow that tool's definitions and stand for themselves: they are never paired and never gated. `dyno report RUN "
+        "--beside` shows ours by the same definitions.",
+    ),
+    Row(
+        "template_overhead",
+        _N,
+        "The chat template adds the same number of tokens to each prompt",
+        "Nothing to do: prompt lengths are the server's, template included.",
+    ),
+    Row(
+        "workload_not_as_file",
+        _N,
+        "What was sent is not the file as it is",
+        "Entries that cannot be used are skipped, and what is too long is dropped or cut as the workload says. Entries sent again "
+        "hit a prefix cache.",
+    ),
+    Row(
+        CEILING_REFUTED,
+        _N,
+        "MFU, MBU and the shares of a step are of a ceiling that the cell itself passed",
+        "No other figure rests on them. Other work held the machine when the ceiling was measured, or the engine's kernels or a CPU's "
+        "caches do better than the probe. The same sweep into another folder (--out), on a quiet machine, measures it again.",
     ),
     Row(
         "kv_formula_unknown",

@@ -23,7 +23,7 @@ class SessionRecord:
 
     `argv` and `env` are what the server was started with, secrets taken out; `notes` say what its adapter chose by itself.
     `ended` stays null while it runs (or when the harness was killed). `fingerprint` is what makes two sessions of an
-    engine alike enough to share a run.
+    engine alike enough to share a run. `placement` tells on which CPUs client, API server and engine were to run, and do.
     """
 
     id: str
@@ -40,10 +40,13 @@ class SessionRecord:
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     fingerprint: dict[str, Any] = field(default_factory=dict)
+    placement: dict[str, Any] = field(default_factory=dict)
     timeline: dict[str, int] = field(default_factory=dict)
     ended: int | None = None
     exit_code: int | None = None
     failure: dict[str, str] | None = None
+    # Who told of the device, why not the others, which devices, and their memory before the launch.
+    telemetry: dict[str, Any] | None = None
     schema: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The answer in words: at most a sentence a topic, made from the numbers of a run, with what not to trust.
 
 Sentences tell how numbers move and compare; single numbers are the table's. Nothing here judges one engine against another:
-a verdict needs blocks and intervals, and until then it says so.
+a verdict needs blocks and intervals: it is the comparison's, and until then it says so.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from results.reasons import CEILING_REFUTED
 from results.report_format import count, listed, number, percent, plural, size
 from results.report_reasons import evidence_groups
 from results.report_sentences import SUSPECT_TOO, AnswerFacts, Sentence, span
 from results.report_shapes import VERDICTS, load_words
 from results.report_trends import latency_sentences, lengths_sentences, phases_sentences, throughput_sentences
+from results.statistics import BLOCKS_FOR_A_VERDICT
 
-# Fewer blocks than this give no interval that a verdict could stand on.
-BLOCKS_FOR_A_VERDICT = 5
 _GAPS = {
     "ttft_ms_p50": "TTFT p50",
     "ttft_ms_p90": "TTFT p90",
@@ -34,10 +34,12 @@ def answer(facts: AnswerFacts) -> list[Sentence]:
     return [
         *_measured(facts),
         *_engines(facts),
+        *facts.sure,
         *throughput_sentences(facts),
         *lengths_sentences(facts),
         *latency_sentences(facts),
         *phases_sentences(facts),
+        *([facts.limits] if facts.limits else []),
         *_memory(facts),
         *_trust(facts),
     ]
@@ -58,8 +60,19 @@ def _measured(facts: AnswerFacts) -> list[Sentence]:
 
 
 def _engines(facts: AnswerFacts) -> list[Sentence]:
-    """Ratios between engines over the cells they share. No verdict: that is the comparison's to give."""
+    """Ratios between engines over the cells they share: the comparison's, with its verdict where there are blocks enough for one; of
+    one block (and of a search) the bare ratios."""
+    beside = [sentence for sentence in (facts.alike, facts.tokens) if sentence]
     base = facts.engines[0].label if facts.engines else ""
+    few = facts.blocks < BLOCKS_FOR_A_VERDICT
+    verdict = f": no verdict below {BLOCKS_FOR_A_VERDICT} blocks ({_more_blocks(facts)})" if few else ""
+    if facts.verdicts:
+        told = []
+        for other, text in facts.verdicts:
+            careful = few or "inconclusive" in text or "SUSPECT" in text
+            labelled = f"{text.removesuffix('.')}{_tokens(facts, base, other, ', tokens {}')}{verdict}."
+            told.append(Sentence("Engines", labelled, caution=careful))
+        return [*told, *beside]
     compared = [(e.label, found) for e in facts.engines[1:] if (found := _ratios(facts, base, e.label)).ratios]
     sentences = []
     if len(compared) == 1:
@@ -73,10 +86,15 @@ def _engines(facts: AnswerFacts) -> list[Sentence]:
         ]
         text = f"Times the output tokens/s of {base} at equal cells: {listed(parts, 6)}"
         sentences.append(f"{text}, {compared[0][1].basis}")
-    few = facts.blocks < BLOCKS_FOR_A_VERDICT
-    verdict = f": no verdict below {BLOCKS_FOR_A_VERDICT} blocks (--blocks {BLOCKS_FOR_A_VERDICT})" if few else ""
     said = [Sentence("Engines", f"{text}{verdict}.", caution=few) for text in sentences]
-    return [*said, *(sentence for sentence in (facts.alike, facts.tokens) if sentence)]
+    return [*said, *beside]
+
+
+def _more_blocks(facts: AnswerFacts) -> str:
+    """How there come to be enough of them."""
+    if facts.blocks_asked < BLOCKS_FOR_A_VERDICT:
+        return f"--blocks {BLOCKS_FOR_A_VERDICT}"
+    return f"{facts.blocks} of the {facts.blocks_asked} asked for are measured: the same command again completes them"
 
 
 def _tokens(facts: AnswerFacts, base: str, other: str, form: str) -> str:
@@ -145,7 +163,9 @@ def _memory(facts: AnswerFacts) -> list[Sentence]:
     per_token, weights = top.point.values["kv_bytes_per_token"], top.point.values["weight_bytes"]
     held = top.predicted if top.predicted.known else top.engine_says
     grows = f"The KV cache grows by {size(per_token.mean)} a token, to" if per_token.known else "The KV cache grows to"
-    text = f"{grows} {size(held.mean)} {'by the formula ' if top.predicted.known else ''}at {at}"
+    # The formula is one for all engines; a count is of the engine that made it.
+    whose = "by the formula" if top.predicted.known else f"on {top.point.engine}"
+    text = f"{grows} {size(held.mean)} {whose} at {at}"
     if weights.mean and held.mean:
         text += f" ({percent(held.mean / weights.mean)} of the weights)"
     own: dict[str, list[float]] = {}
@@ -168,7 +188,7 @@ def _trust(facts: AnswerFacts) -> list[Sentence]:
         left_out = " INVALID cells are in no figure and in no sentence above." if counts["INVALID"] else ""
         found = [(f"{listed([f'{n} {v}' for v, n in counts.items() if n])} of {cells}.{left_out}", True, "")]
     for row in facts.reasons:
-        if row.severity != "note":
+        if row.severity != "note" or row.code == CEILING_REFUTED:
             groups = evidence_groups(row)
             text = f"{row.words} ({row.code}, {row.severity}) in {groups[0].named(2)}: {groups[0].text.rstrip('.')}"
             rest = sum(len(g.cells) for g in groups[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +96,8 @@ def kv_sentence(audit: Audit) -> str:
         return "The KV caches are equal neither in tokens nor in bytes."
     if tokens == size_:
         return f"The KV caches are {words[tokens]} in tokens and in bytes."
-    return f"The KV caches are {words[tokens]} in tokens, and {words[size_]} in bytes."
+    offer = f" {_capital(audit.equal_bytes.words())}" if audit.equal_bytes else ""
+    return f"The KV caches are {words[tokens]} in tokens, and {words[size_]} in bytes.{offer}"
 
 
 def asked_sentence(audit: Audit) -> str:
@@ -111,10 +113,29 @@ def audit_sentence(audit: Audit) -> Sentence:
 
 
 def short_lines(audit: Audit) -> list[str]:
-    """The differences that bear on the cells or may, each with its values."""
+    """The differences that bear on the cells or may, each with its values; and equal memory where the caches are equal in tokens
+    alone."""
     found = []
     for row in audit.differing():
         if row.binding != NO:
             values = ", ".join(f"{v.engine} {value_text(row, v)}" for v in row.values)
             found.append(f"{row.words}: {values} ({row.why}).")
-    return found
+    return [*found, _capital(audit.equal_bytes.words())] if audit.equal_bytes else found
+
+
+def unlike_settings(audit: Mapping[str, Any] | None, a: str, b: str) -> list[str]:
+    """In one line, the settings in which two engines differ so that it bears on their cells or may, each with both values; []
+    where there are none. `audit` is the one of a summary."""
+    pairs = (audit or {}).get("pairs") or ()
+    ids = next((pair["differs"] for pair in pairs if {pair["a"], pair["b"]} == {a, b}), ())
+    found = []
+    for row in (audit or {}).get("rows") or ():
+        if row["id"] in ids:
+            result = AuditResult(**{**row, "values": [AuditValue(**value) for value in row["values"]]})
+            texts = {value.engine: value_text(result, value) for value in result.values}
+            found.append(f"{result.words} {texts[a]} / {texts[b]}")
+    return [f"settings that bear on these cells, or may: {'; '.join(found)}"] if found else []
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

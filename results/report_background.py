@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +54,8 @@ class EngineInfo:
     settings: list[Setting] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     sessions: list[SessionInfo] = field(default_factory=list)
+    # What its sessions were started with that nobody asked for, in words.
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +65,6 @@ class Fact:
     group: str
     name: str
     value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How an engine was started, secrets taken out; `command` is empty for a server that was attached to."""
-
-    engine: str
-    session: str
-    command: str
-    env: dict[str, str]
-    files: list[str]
-    url: str
-
-    @property
-    def line(self) -> str:
-        """What to type: the environment that was added, then the command; the URL of a server that was attached to."""
-        added = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
-        return " ".join([*added, self.command]) if self.command else self.url
-
-
-@dataclass(slots=True)
-class Reproduction:
-    """What to type to do the run again. `starts` are the command lines it was started and completed with."""
-
-    starts: list[str]
-    folder: str | None
-    launches: list[Launch]
-    experiment: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +81,33 @@ class Definition:
 def definitions() -> list[Definition]:
     """The metric table, in words."""
     return [Definition(m.id, m.words, m.unit, str(m.direction), _needs(m.needs)) for m in METRICS]
+
+
+# What the tables show beside the metrics: where they come from is told with them.
+_OTHERS: dict[str, str] = {
+    "batch_realised": "Requests that were really in the engine together, a mean over time; the load that was offered is another "
+    "number",
+    "kv_bytes_engine": "Bytes of the KV cache that hold tokens at their most, as the engine says",
+    "device_bandwidth_gb_per_s": "Bytes a second of the device's memory, from its own counter and the clock of the moment",
+    "device_bandwidth_fraction": "The share of time the device's memory moved data, of its peak",
+    "device_power_w": "Power of the whole board, a mean over time",
+    "device_energy_j_per_token": "Energy of the device's counter over the output tokens of the same span",
+    "device_sm_clock_mhz": "Clock of the arithmetic units, a mean over time",
+    "device_memory_bytes": "Memory in use on the device at its most",
+}
+
+
+def definition(measure: str) -> str:
+    """What a measure of the tables is, for one who points at its name; empty where there is nothing to add."""
+    if measure in _OTHERS:
+        return f"{_OTHERS[measure]}."
+    name, _, point = measure.rpartition("_")
+    known = {m.id: m for m in METRICS}
+    if measure in known:
+        return f"{known[measure].words}."
+    if name in known and point[:1] == "p" and point[1:].isdigit():
+        return f"{known[name].words}. {point}: {point[1:]} % of the requests had at most this."
+    return ""
 
 
 def _needs(names: Sequence[str]) -> str:
@@ -132,6 +132,7 @@ def engine_infos(
                 settings=_settings(last.get("settings") or known.get("settings") or {}, last.get("asked") or {}),
                 versions={str(k): str(v) for k, v in (last.get("versions") or known.get("versions") or {}).items()},
                 sessions=[_session(s) for s in own],
+                notes=list(dict.fromkeys(str(note) for s in own for note in s.get("notes") or [])),
             )
         )
     return infos
@@ -189,6 +190,9 @@ def environment(manifest: Mapping[str, Any]) -> list[Fact]:
         for name, value in content.items():
             if value is None or value == []:
                 continue
+            if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+                facts += [Fact(group, str(item.get("uuid")), _device_text(item)) for item in value]
+                continue
             facts.append(Fact(group, str(name).removesuffix("_bytes").replace("_", " "), _fact_text(str(name), value)))
     model = manifest.get("model")
     if isinstance(model, Mapping):
@@ -198,6 +202,18 @@ def environment(manifest: Mapping[str, Any]) -> list[Fact]:
         if isinstance(config, Mapping):
             facts += [Fact("model", str(k).replace("_", " "), _text(v)) for k, v in config.items() if _is_plain(v)]
     return facts
+
+
+def _device_text(item: Mapping[str, Any]) -> str:
+    """A board's line: what it is, and what its figures depend on."""
+    memory, limit = item.get("memory_total_bytes"), item.get("power_limit_w")
+    bits, clock = item.get("memory_bus_bits"), item.get("memory_clock_max_mhz")
+    parts = [str(item.get("name"))]
+    parts += [size(memory)] if isinstance(memory, int) else []
+    parts += [f"{bits} bit at {clock} MHz"] if bits and clock else []
+    parts += [f"limit {limit:g} W"] if isinstance(limit, int | float) else []
+    parts += ["MIG"] if item.get("mig") or item.get("parent") else []
+    return ", ".join(parts)
 
 
 def _is_plain(value: Any) -> bool:
@@ -212,35 +228,3 @@ def _fact_text(name: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(_text(v) for v in value)
     return _text(value)
-
-
-def reproduction(
-    manifest: Mapping[str, Any], sessions: Sequence[Mapping[str, Any]], order: Sequence[str], experiment: str
-) -> Reproduction:
-    """Command lines of the run's starts, and of the launch that each engine is described by."""
-    starts = manifest.get("starts") or [manifest.get("start")]
-    commands, folder = [], None
-    for start in starts:
-        if isinstance(start, Mapping) and start.get("command"):
-            commands.append(_command(start["command"]))
-            folder = folder or start.get("cwd")
-    launches = []
-    for label in order:
-        own = [s for s in sessions if s.get("engine") == label]
-        if own:
-            last = last_told(own)
-            launches.append(
-                Launch(
-                    engine=label,
-                    session=str(last.get("id")),
-                    command=_command(last.get("argv") or []),
-                    env={str(k): str(v) for k, v in (last.get("env") or {}).items()},
-                    files=[str(f) for f in last.get("files") or []],
-                    url=str(last.get("url") or ""),
-                )
-            )
-    return Reproduction(list(dict.fromkeys(commands)), str(folder) if folder else None, launches, experiment)
-
-
-def _command(words: Any) -> str:
-    return words if isinstance(words, str) else shlex.join(str(w) for w in words)

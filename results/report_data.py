@@ -13,22 +13,25 @@ from datetime import UTC, datetime
 from typing import Any
 
 from results.audit import Audit, audit_run
+from results.exports import gpus_of
 from results.files import read_json
+from results.report_again import Reproduction, reproduction
 from results.report_answer import answer
 from results.report_audit import audit_sentence
 from results.report_background import (
     Definition,
     EngineInfo,
     Fact,
-    Reproduction,
     definitions,
     engine_infos,
     environment,
-    reproduction,
 )
+from results.report_device import DeviceReport, device_report
 from results.report_headlines import Headline, headlines
+from results.report_limits import LimitReport, limit_report, limits_sentence
+from results.report_matrix import Matrix, matrix_of
 from results.report_measures import MEASURE, Value, over_blocks, read_cell
-from results.report_readings import Readings, readings_of
+from results.report_readings import Readings, readings_of, shown_scope
 from results.report_reasons import reason_rows
 from results.report_sentences import AnswerFacts, Sentence, no_kind
 from results.report_shapes import (
@@ -42,7 +45,12 @@ from results.report_shapes import (
     workload_info,
     workload_key,
 )
+from results.report_skipped import skipped_sentences
+from results.report_sure import Sure, comparison_sentences, sure_of
+from results.report_times import TimeReport, time_report
 from results.report_verify import SameTokens, same_tokens, tokens_sentence
+from results.report_why import decisions
+from results.statistics import BLOCKS_FOR_A_VERDICT
 from results.store import RunStore
 from results.summary import build_summary, session_records
 
@@ -74,6 +82,11 @@ class ReportData:
     audit: Audit | None = None
     readings: Readings = field(default_factory=Readings)
     tokens: SameTokens | None = None
+    sure: Sure = field(default_factory=Sure)
+    device: DeviceReport = field(default_factory=DeviceReport)
+    limits: LimitReport = field(default_factory=LimitReport)
+    times: TimeReport = field(default_factory=TimeReport)
+    matrix: Matrix = field(default_factory=Matrix)
 
     @property
     def points(self) -> list[Point]:
@@ -92,12 +105,14 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
     cells: list[Mapping[str, Any]] = list(found.get("cells", []))
     scope, readings = shown_scope(cells), readings_of(cells)
     workloads = _workloads(cells)
+    gpus = {str(e.get("label")): gpus_of(e.get("settings") or {}) for e in found.get("engines", [])}
     order = [str(e.get("label")) for e in experiment.get("engines", []) if isinstance(e, Mapping)]
     order += [e for e in dict.fromkeys(str(c.get("engine")) for c in cells) if e not in order]
     rows = sorted(
-        (_cell_row(cell, workloads, scope, readings) for cell in cells),
+        (_cell_row(cell, workloads, scope, readings, gpus.get(str(cell.get("engine")))) for cell in cells),
         key=lambda r: (order.index(r.engine), r.workload.index, r.load_mode, r.load_value, r.block),
     )
+    records = {record.id: record for record in store.cells()}
     lines = _lines(rows)
     reasons = reason_rows(cells, {row.id: row.label for row in rows})
     model = str(_model_name(manifest, experiment))
@@ -106,8 +121,11 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
     engines = engine_infos(order, list(found.get("engines", [])), sessions)
     facts = environment(manifest)
     memory = _memory(lines)
-    audit = audit_run(experiment, sessions, cells)
+    audit = audit_run(experiment, sessions, cells, manifest)
     tokens = same_tokens(store.path, order, sessions, cells)
+    limits = limit_report(cells, lines)
+    limits.decisions = decisions(store.path, {row.id: row.label for row in rows})
+    sure = sure_of(store.name, found, experiment, rows, blocks)
     words = answer(
         AnswerFacts(
             model=model,
@@ -119,10 +137,14 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
             memory=memory,
             planned=_planned(experiment),
             blocks=blocks,
+            blocks_asked=_blocks_asked(experiment),
             alike=audit_sentence(audit) if audit else None,
             readings=readings,
-            tokens=tokens_sentence(tokens) if tokens else None,
+            tokens=tokens_sentence(tokens) if tokens or len(engines) > 1 else None,
+            limits=limits_sentence(limits),
             kind_of=tokens.kind_of if tokens else no_kind,
+            verdicts=comparison_sentences(sure, blocks),
+            sure=sure.sentences,
         )
     )
     return ReportData(
@@ -135,27 +157,28 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
         blocks=blocks,
         planned=_planned(experiment),
         verdicts={v: verdicts[v] for v in VERDICTS if verdicts[v]},
-        answer=words,
+        answer=[*words, *skipped_sentences(found.get("skipped") or [])],
         engines=engines,
         workloads=list(workloads.values()),
         lines=lines,
         cells=rows,
         reasons=reasons,
-        headlines=headlines([p for line in lines for p in line.points], memory, reasons),
+        headlines=headlines([p for line in lines for p in line.points], memory, reasons, sure.slo, sure.comparisons),
         memory=memory,
         environment=facts,
-        reproduction=reproduction(manifest, sessions, order, store.experiment_text),
+        reproduction=reproduction(store, sessions, order, rows, records),
         definitions=definitions(),
         audit=audit,
         readings=readings,
         tokens=tokens,
+        sure=sure,
+        limits=limits,
+        device=device_report(cells, lines, {row.id: row.label for row in rows}),
+        times=time_report(store, rows, cells, scope, records),
+        matrix=matrix_of(
+            [e for e in order if any(x.engine == e for x in lines)], lines, sure.comparisons, audit, tokens
+        ),
     )
-
-
-def shown_scope(cells: Iterable[Mapping[str, Any]]) -> str:
-    """`window` when every cell that counts has one, else `whole`: two scopes are never mixed in one figure."""
-    usable = [c for c in cells if c.get("verdict") != "INVALID"]
-    return "window" if usable and all(isinstance(c.get("window"), Mapping) for c in usable) else "whole"
 
 
 def _summary(store: RunStore) -> Mapping[str, Any]:
@@ -196,8 +219,16 @@ def _started(manifest: Mapping[str, Any]) -> str | None:
 
 
 def _planned(experiment: Mapping[str, Any]) -> int:
+    """Cells that are known to be wanted: of a search none, of blocks until intervals are narrow the fewest."""
+    if experiment.get("slo"):
+        return 0
     sizes = [len(experiment.get(k) or []) for k in ("engines", "workloads", "loads")]
-    return sizes[0] * sizes[1] * sizes[2] * int(experiment.get("blocks") or 1)
+    return sizes[0] * sizes[1] * sizes[2] * _blocks_asked(experiment)
+
+
+def _blocks_asked(experiment: Mapping[str, Any]) -> int:
+    blocks = int(experiment.get("blocks") or 1)
+    return max(blocks, BLOCKS_FOR_A_VERDICT) if experiment.get("until_ci") else blocks
 
 
 def _workloads(cells: Iterable[Mapping[str, Any]]) -> dict[str, WorkloadInfo]:
@@ -209,7 +240,11 @@ def _workloads(cells: Iterable[Mapping[str, Any]]) -> dict[str, WorkloadInfo]:
 
 
 def _cell_row(
-    cell: Mapping[str, Any], workloads: Mapping[str, WorkloadInfo], scope: str, readings: Readings
+    cell: Mapping[str, Any],
+    workloads: Mapping[str, WorkloadInfo],
+    scope: str,
+    readings: Readings,
+    gpus: int | None,
 ) -> CellRow:
     workload = workloads[workload_key(cell.get("workload") or {})]
     load = cell.get("load") or {}
@@ -226,7 +261,7 @@ def _cell_row(
         verdict=str(cell.get("verdict") or "SUSPECT"),
         codes=[str(r.get("code")) for r in cell.get("reasons") or []],
         outcomes={str(k): int(v) for k, v in issued.items() if isinstance(v, int) and v},
-        values=read_cell(cell, scope, readings),
+        values=read_cell(cell, scope, readings, gpus),
         coalesced=bool((cell.get("client") or {}).get("coalesced_events")),
     )
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from results.arrivals import OPEN_LOOPS
 from results.report_readings import PHASES, Readings, batch_readings, load_mode, phase
 
 SCOPE = "scope"
+_SCHEDULED = {"ttft_ms": "scheduled_ttft_ms", "e2e_ms": "scheduled_e2e_ms"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +53,40 @@ MEASURES: tuple[Measure, ...] = (
     Measure("kv_allocated_bytes", "KV bytes in allocated blocks", "B", ("arithmetic", "kv_allocated_bytes")),
     Measure("kv_pool_bytes", "KV pool", "B", ("server", "kv_pool_bytes")),
     Measure("weight_bytes", "Weights", "B", ("server", "weight_bytes")),
+    Measure("kv_reserved_bytes", "KV bytes reserved", "B", ("server", "kv_reserved_bytes_max")),
+    Measure("rss_bytes", "Server memory in all", "B", ("server", "rss_bytes_max")),
+    Measure("other_bytes", "Server memory beside weights and KV pool", "B", ("arithmetic", "memory", "other_bytes")),
+    Measure("mfu", "MFU", "", ("arithmetic", "mfu")),
+    Measure("mbu", "MBU", "", ("arithmetic", "mbu")),
+    Measure("mfu_prefill", "MFU of steps that only prefill", "", ("arithmetic", "prefill", "mfu")),
+    Measure("mbu_prefill", "MBU of steps that only prefill", "", ("arithmetic", "prefill", "mbu")),
+    Measure("mfu_decode", "MFU of full batches that decode", "", ("arithmetic", "decode", "mfu")),
+    Measure("mbu_decode", "MBU of full batches that decode", "", ("arithmetic", "decode", "mbu")),
+    Measure("ceiling_flops_per_s", "Measured ceiling of FLOP/s", "FLOP/s", ("arithmetic", "ceilings", "flops_per_s")),
+    Measure("ceiling_bytes_per_s", "Measured ceiling of bytes/s", "B/s", ("arithmetic", "ceilings", "bytes_per_s")),
     Measure("requests_issued", "Requests issued", "", ("requests", "issued")),
     Measure("requests_ok", "Requests answered in full", "", ("requests", "ok")),
     Measure("client_lag_ms_p99", "Client lag p99", "ms", ("client", "lag_ms_p99")),
+    Measure(
+        "client_error_ms_p99", "Client's error p99, by the engine's log", "ms", ("client", "truth", "arrival_ms", "p99")
+    ),
     Measure("duration_s", "Duration", "s", (SCOPE, "duration_s")),
+    Measure("device_bandwidth_gb_per_s", "Device memory bandwidth", "GB/s", ("device", "bandwidth_gb_per_s")),
+    Measure("device_bandwidth_fraction", "Device memory bandwidth of the peak", "", ("device", "bandwidth_fraction")),
+    Measure("device_power_w", "Device power", "W", ("device", "power_w")),
+    Measure("device_energy_j_per_token", "Energy an output token", "J", ("device", "energy_j_per_output_token")),
+    Measure("device_sm_clock_mhz", "SM clock", "MHz", ("device", "sm_clock_mhz", "mean")),
+    Measure("device_memory_bytes", "Device memory in use", "B", ("device", "memory_used_bytes_max")),
 )
 PER_USER = Measure("user_tokens_per_s", "Tokens/s per user", "tok/s", ())
-MEASURE: dict[str, Measure] = {m.id: m for m in (*MEASURES, PER_USER)}
+PER_GPU = Measure("output_tokens_per_s_per_gpu", "Output tokens/s per GPU", "tok/s", ())
+MEASURE: dict[str, Measure] = {m.id: m for m in (*MEASURES, PER_USER, PER_GPU)}
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number with its spread: smallest and largest of `n` blocks, or waves of one cell. Unknown is None with `why`."""
+    """A number with its spread: smallest and largest of `n` blocks, or waves of one cell. Unknown is None with `why`. `sure` is
+    the 95 % interval of a percentile of one cell, where there is one."""
 
     mean: float | None
     low: float | None = None
@@ -70,6 +94,7 @@ class Value:
     n: int = 0
     why: str | None = None
     over: str = "blocks"
+    sure: tuple[float, float] | None = None
 
     @property
     def known(self) -> bool:
@@ -80,9 +105,10 @@ class Value:
         return cls(value, value, value, 1)
 
 
-def read_cell(cell: Mapping[str, Any], scope: str, readings: Readings) -> dict[str, Value]:
-    """Every measure of one cell of summary.json; `scope` is `whole` or `window`. What cells may read from different places
-    is read where `readings` says."""
+def read_cell(cell: Mapping[str, Any], scope: str, readings: Readings, gpus: int | None = None) -> dict[str, Value]:
+    """Every measure of one cell of summary.json; `scope` is `whole` or `window`, `gpus` how many its engine uses. What cells may
+    read from different places is read where `readings` says. Latencies of an open loop count from when a request was to be sent:
+    what it waited for before that is part of them."""
     values = {m.id: _read(cell, m, scope) for m in MEASURES}
     batch = batch_readings(cell).get(readings.batch or "")
     values["batch_realised"] = _value(batch, "not read in a way that all cells were")
@@ -96,7 +122,11 @@ def read_cell(cell: Mapping[str, Any], scope: str, readings: Readings) -> dict[s
         )
     values |= _over_waves(values, (cell.get(scope) or {}).get("waves"))
     tpot = values["tpot_ms_p50"]
+    if not values["weight_bytes"].known:
+        counted = ((cell.get("arithmetic") or {}).get("memory") or {}).get("weights_bytes")
+        values["weight_bytes"] = _value(counted, values["weight_bytes"].why or "the server does not tell")
     values[PER_USER.id] = _inverse(tpot) if tpot.mean else Value(None, why=tpot.why)
+    values[PER_GPU.id] = _per_gpu(values["output_tokens_per_s"], cell, gpus)
     return values
 
 
@@ -120,6 +150,15 @@ def _inverse(tpot: Value) -> Value:
     return replace(tpot, mean=mean, low=low, high=high)
 
 
+def _per_gpu(output: Value, cell: Mapping[str, Any], gpus: int | None) -> Value:
+    if not cell.get("device"):
+        return Value(None, why="no device was sampled")
+    if gpus is None or output.mean is None:
+        return Value(None, why=output.why or "how many GPUs the engine uses is not told")
+    mean, low, high = (None if v is None else v / gpus for v in (output.mean, output.low, output.high))
+    return replace(output, mean=mean, low=low, high=high)
+
+
 def _value(found: Any, why: str) -> Value:
     if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found):
         return Value.of(float(found))
@@ -128,9 +167,15 @@ def _value(found: Any, why: str) -> Value:
 
 def _read(cell: Mapping[str, Any], measure: Measure, scope: str) -> Value:
     node: Any = cell
-    for step in measure.path:
+    path = [_SCHEDULED.get(step, step) for step in measure.path] if load_mode(cell) in OPEN_LOOPS else measure.path
+    for step in path:
         parent, node = node, node.get(scope if step == SCOPE else step) if isinstance(node, Mapping) else None
-    return _value(node, _why(cell, measure, parent))
+    found = _value(node, _why(cell, measure, parent))
+    intervals = parent.get("intervals") if isinstance(parent, Mapping) else None
+    ends = intervals.get(measure.path[-1]) if isinstance(intervals, Mapping) else None
+    if found.known and isinstance(ends, Sequence) and len(ends) == 2:
+        return replace(found, sure=(float(ends[0]), float(ends[1])))
+    return found
 
 
 def _why(cell: Mapping[str, Any], measure: Measure, parent: Any) -> str:
@@ -143,6 +188,10 @@ def _why(cell: Mapping[str, Any], measure: Measure, parent: Any) -> str:
         return "not known: no request gave one"
     if cell.get("verdict") == "INVALID":
         return "the cell is INVALID"
+    if measure.path[0] == "device":
+        device = cell.get("device")
+        told = (device.get("why") or {}).get(measure.path[1]) if isinstance(device, Mapping) else None
+        return str(told) if told else "no device was sampled" if device is None else "not known"
     if measure.path[0] == "server" or measure.id == "kv_bytes_engine":
         return "the server does not tell"
     return "not known"

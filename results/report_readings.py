@@ -8,8 +8,9 @@ from typing import Any
 
 # What a realised batch can be read from, best first, in words short enough for the axis on a phone.
 BATCH_WORDS = {
-    "steps": "requests in the engine, by its steps",
-    "gauge": "requests in the engine, by its gauge",
+    "steps": "requests running, by the engine's steps",
+    "log": "requests in the engine's steps, by its log",
+    "gauge": "requests running, by the engine's gauge",
     "in_flight": "requests in flight at the client",
 }
 PHASES = {"prefill_tokens_per_s": "prefill", "decode_tokens_per_s": "decode"}
@@ -43,6 +44,12 @@ def readings_of(cells: Iterable[Mapping[str, Any]]) -> Readings:
         if _estimated([c for c in usable if load_mode(c) == mode], phase)
     }
     return Readings(_common([found for c in usable if (found := batch_readings(c))]), frozenset(estimates))
+
+
+def shown_scope(cells: Iterable[Mapping[str, Any]]) -> str:
+    """`window` when every cell that counts has one, else `whole`: two scopes are never mixed in one figure."""
+    usable = [c for c in cells if c.get("verdict") != "INVALID"]
+    return "window" if usable and all(isinstance(c.get("window"), Mapping) for c in usable) else "whole"
 
 
 def batch_readings(cell: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,20 +11,28 @@ from results.report_format import listed
 from results.report_shapes import SEVERITIES, ReasonRow
 
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
-_UNIT = re.compile(r" ?(?:ms|s|%|[KMG]iB|tokens|requests|times)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceGroup:
-    """Cells of which the same was seen. Where their numbers differ `text` holds `low to high`, and `cells` the numbers of
-    each, in the order of the text; else they have none."""
+    """Cells of which the same was seen. `text` is the sentence of the first; where their numbers differ `cells` hold the sentence
+    of each, else nothing beside the name."""
 
     text: str
     cells: list[tuple[str, str]]
 
+    @property
+    def alike(self) -> bool:
+        return not any(own for _, own in self.cells)
+
     def named(self, most: int = 3) -> str:
-        """The first cells by name."""
-        return listed([label for label, _ in self.cells], most)
+        """The cells of which `text` is said: the first ones by name; the first alone where each has numbers of its own."""
+        if self.alike:
+            return listed([label for label, _ in self.cells], most)
+        rest = len(self.cells) - 1
+        return (
+            f"{self.cells[0][0]} ({rest} more {'has numbers of its own' if rest == 1 else 'have numbers of their own'})"
+        )
 
 
 def reason_rows(cells: Iterable[Mapping[str, Any]], labels: Mapping[str, str]) -> list[ReasonRow]:
@@ -43,30 +51,13 @@ def reason_rows(cells: Iterable[Mapping[str, Any]], labels: Mapping[str, str]) -
 
 
 def evidence_groups(row: ReasonRow) -> list[EvidenceGroup]:
-    """The evidence of a row, each sentence once; sentences that differ in nothing but numbers are one."""
+    """The evidence of a row, each sentence once; sentences that differ in nothing but numbers are one group."""
     groups: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for label, text in row.evidence:
         groups.setdefault(tuple(_NUMBER.split(text)), []).append((label, text))
-    return [_group(words, members) for words, members in groups.items()]
+    return [_group(members) for members in groups.values()]
 
 
-def _group(words: tuple[str, ...], members: Sequence[tuple[str, str]]) -> EvidenceGroup:
-    numbers = [_NUMBER.findall(text) for _, text in members]
-    columns = list(zip(*numbers, strict=True))
-    differ = [len(set(column)) > 1 for column in columns]
-    text = words[0] + "".join(_range(c) + after for c, after in zip(columns, words[1:], strict=True))
-    cells = []
-    for (label, _), own in zip(members, numbers, strict=True):
-        shown = [n + _unit(after) for n, after, d in zip(own, words[1:], differ, strict=True) if d]
-        cells.append((label, ", ".join(shown)))
-    return EvidenceGroup(text, cells)
-
-
-def _range(column: Sequence[str]) -> str:
-    low, high = (pick(column, key=lambda n: float(n.replace(",", ""))) for pick in (min, max))
-    return low if low == high else f"{low} to {high}"
-
-
-def _unit(after: str) -> str:
-    found = _UNIT.match(after)
-    return found[0] if found else ""
+def _group(members: Sequence[tuple[str, str]]) -> EvidenceGroup:
+    alike = len({text for _, text in members}) == 1
+    return EvidenceGroup(members[0][1], [(label, "" if alike else text) for label, text in members])

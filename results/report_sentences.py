@@ -34,7 +34,9 @@ def no_kind(a: str, b: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:
-    """What the sentences are made from. `kind_of` two labels: the class of their tokens (`near-tie`), None for unknown."""
+    """What the sentences are made from. `kind_of` two labels: the class of their tokens (`near-tie`), None for unknown.
+    `blocks` were measured of `blocks_asked`. `verdicts`: what the comparison says of each other engine, by its label, where there
+    is more than one block; `sure`: how narrow intervals are, and what meets the objectives."""
 
     model: str
     machine: str | None
@@ -48,7 +50,11 @@ class AnswerFacts:
     alike: Sentence | None = None
     readings: Readings = field(default_factory=Readings)
     tokens: Sentence | None = None
+    limits: Sentence | None = None
     kind_of: Callable[[str, str], str | None] = no_kind
+    verdicts: Sequence[tuple[str, str]] = ()
+    blocks_asked: int = 1
+    sure: Sequence[Sentence] = ()
 
 
 def several(facts: AnswerFacts) -> bool:

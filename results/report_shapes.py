@@ -126,6 +126,8 @@ class MemoryRow:
 def load_words(mode: str, value: float | str) -> str:
     """`batch 16`, `16 in flight`, `4 requests/s`; for several values, `batch 1 → 16`."""
     words = {"batch": "batch {}", "concurrency": "{} in flight", "rate": "{} requests/s"}
+    words |= {"ramp": "a ramp, {} requests/s in the mean", "schedule": "a schedule of {} requests/s"}
+    words |= {"imported": "a load of its own"}
     return words.get(mode, f"{mode} {{}}").format(value if isinstance(value, str) else count(value))
 
 
@@ -138,9 +140,25 @@ def workload_info(workload: Mapping[str, Any]) -> WorkloadInfo:
     """A workload of summary.json in words: `128 in / 64 out`, `about 128 in / about 64 out` where lengths vary."""
     (given, given_label), (asked, asked_label) = (_length(workload.get(k)) for k in ("input_len", "output_len"))
     if given_label is None or asked_label is None:
-        name = str(workload.get("label") or workload.get("name") or workload.get("type") or "workload")
+        name = _name(workload)
         return WorkloadInfo(workload_key(workload), name, name, given, asked)
-    return WorkloadInfo(workload_key(workload), f"{given_label} in / {asked_label} out", given_label, given, asked)
+    if isinstance(prefix := workload.get("prefix_len"), int):
+        given = None if given is None else given + prefix
+        given_label = f"{prefix:,} shared by {workload.get('hit_share', 0):.0%} + {given_label}"
+    heat = workload.get("temperature")
+    sampled = "" if heat is None else f", temperature {heat:g}"
+    if turns := _length(workload.get("turns"))[1]:
+        given_label = f"{turns} turns of {given_label}"
+    return WorkloadInfo(
+        workload_key(workload), f"{given_label} in / {asked_label} out{sampled}", given_label, given, asked
+    )
+
+
+def _name(workload: Mapping[str, Any]) -> str:
+    """A workload without lengths of its own: the file's name where it is one."""
+    path = workload.get("path")
+    file = f"{str(path).rsplit('/', 1)[-1]} ({workload.get('format') or workload.get('type')})" if path else None
+    return str(workload.get("label") or workload.get("name") or file or workload.get("type") or "workload")
 
 
 def _length(length: Any) -> tuple[int | None, str | None]:
@@ -150,6 +168,8 @@ def _length(length: Any) -> tuple[int | None, str | None]:
         return None, None
     if isinstance(tokens := length.get("tokens"), int):
         return tokens, f"{tokens:,}"
+    if isinstance(mean := length.get("mean"), int | float):
+        return round(mean), f"about {round(mean):,}"
     low, high = length.get("low"), length.get("high")
     if isinstance(low, int) and isinstance(high, int):
         return (low + high) // 2, f"about {(low + high) // 2:,}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from results.arrivals import OPEN_LOOPS
 from results.report_format import count, listed, number, percent
 from results.report_headlines import level
 from results.report_readings import PHASES
@@ -58,22 +59,29 @@ def _trend(facts: AnswerFacts, *measures: str) -> tuple[str, list[tuple[Line, En
     return None
 
 
-def _per_line(facts: AnswerFacts, spans: Sequence[tuple[Line, Ends]], value: Callable[[Ends], float | None]) -> str:
-    """One number a line: each with its length for one engine, the range of each engine for several."""
+def _per_line(
+    facts: AnswerFacts, spans: Sequence[tuple[Line, Ends]], value: Callable[[Ends], float | None], unit: str = ""
+) -> str:
+    """One number a line, with its unit: each with its length for one engine, the range of each engine for several. Engines go
+    unnamed only where all of them are in it."""
     known = [(line, v) for line, ends in spans if (v := value(ends)) is not None]
-    if len({number(v) for _, v in known}) == 1 and len(known) == len(spans):
+    everybody = {line.engine for line, _ in known} == {e.label for e in facts.engines}
+    if everybody and len({number(v) for _, v in known}) == 1 and len(known) == len(spans):
         alike = " at every input length" if len({line.workload.key for line, _ in known}) > 1 else ""
-        return number(known[0][1]) + (
+        return f"{number(known[0][1])}{unit}" + (
             alike or (f" at {_where(facts, known[0][0])}" if len({x.workload.key for x in facts.lines}) > 1 else "")
         )
     if not several(facts):
-        return listed([f"{number(v)} at {_where(facts, line)}" for line, v in known], 6)
+        return listed([f"{number(v)}{unit} at {_where(facts, line)}" for line, v in known], 6)
     by_engine: dict[str, list[float]] = {}
     for line, v in known:
         by_engine.setdefault(line.engine, []).append(v)
-    if len(by_engine) == len(facts.engines) and len({span(values) for values in by_engine.values()}) == 1:
-        return f"{span(next(iter(by_engine.values())))} on each"
-    return listed([f"{span(values)} on {engine}" for engine, values in by_engine.items()], 6)
+    # Of several lengths the one that is told must be named.
+    places = {line.workload.key: f" at {_where(facts, line)}" for line, _ in known}
+    at = next(iter(places.values())) if len(places) == 1 < len({x.workload.key for x in facts.lines}) else ""
+    if everybody and len({span(values) for values in by_engine.values()}) == 1:
+        return f"{span(next(iter(by_engine.values())))}{unit} on each{at}"
+    return listed([f"{span(values)}{unit} on {engine}" for engine, values in by_engine.items()], 6) + at
 
 
 def _factor(measure: str) -> Callable[[Ends], float | None]:
@@ -84,8 +92,15 @@ def _factor(measure: str) -> Callable[[Ends], float | None]:
     return factor
 
 
-def _last(spans: Sequence[tuple[Line, Ends]], measure: str) -> str:
-    return span([ends[1].values[measure].mean or 0.0 for _, ends in spans])
+def _last(facts: AnswerFacts, spans: Sequence[tuple[Line, Ends]], measure: str, unit: str = "") -> str:
+    """The number at the end of the step, of each line."""
+    return _per_line(facts, spans, lambda ends: ends[1].values[measure].mean, unit)
+
+
+def _mean_words(spans: Sequence[tuple[Line, Ends]]) -> str:
+    """Which mean the numbers of a step are, where they are one."""
+    blocks = {ends[1].blocks for _, ends in spans}
+    return f" (means of {max(blocks)} blocks)" if len(blocks) == 1 and max(blocks) > 1 else ""
 
 
 def throughput_sentences(facts: AnswerFacts) -> list[Sentence]:
@@ -96,13 +111,22 @@ def throughput_sentences(facts: AnswerFacts) -> list[Sentence]:
     step, spans, doubt = trend
     if _one_load(spans):
         return said(
-            "Throughput", [f"{step} gives {_last(spans, measure)} output tokens/s{doubt}: one load shows no trend"]
+            "Throughput",
+            [
+                f"at {step}, output tokens/s is {_last(facts, spans, measure)}{_mean_words(spans)}{doubt}: one load shows no trend"
+            ],
         )
     told = [f"{step} multiplies output tokens/s by {_per_line(facts, spans, _factor(measure))}{doubt}"]
+    return said(
+        "Throughput",
+        [*told, *_untold(facts, spans), *(peak for line in facts.lines if (peak := _peak(facts, line, measure)))],
+    )
+
+
+def _untold(facts: AnswerFacts, spans: Sequence[tuple[Line, Ends]]) -> list[str]:
+    """Engines of which a sentence cannot tell."""
     untold = [e.label for e in facts.engines if e.label not in {line.engine for line, _ in spans}]
-    if untold:
-        told.append(f"not told of {listed(untold)}: no two loads there that are VALID and comparable")
-    return said("Throughput", [*told, *(peak for line in facts.lines if (peak := _peak(facts, line, measure)))])
+    return [f"not told of {listed(untold)}: no two loads there that are VALID and comparable"] if untold else []
 
 
 def _one_load(spans: Sequence[tuple[Line, Ends]]) -> bool:
@@ -115,7 +139,9 @@ def _peak(facts: AnswerFacts, line: Line, measure: str) -> str:
     if not points:
         return ""
     best, end = max(points, key=lambda p: p.values[measure].mean or 0), points[-1]
-    if best is end or level(best.values[measure], end.values[measure]):
+    highest = max(line.usable(measure), key=lambda p: p.values[measure].mean or 0)
+    # A SUSPECT cell above it leaves open where the most is.
+    if best is end or best is not highest or level(best.values[measure], end.values[measure]):
         return ""
     who = f" on {line.engine}" if several(facts) else ""
     most = f"{number(best.values[measure].mean)} at {best.load_label}"
@@ -161,11 +187,12 @@ def latency_sentences(facts: AnswerFacts) -> list[Sentence]:
     if not trend:
         return []
     step, spans, doubt = trend
+    since = "; TTFT counts from when each request was to be sent" if spans[0][0].load_mode in OPEN_LOOPS else ""
     if _one_load(spans):
-        told = [f"{words} is {_last(spans, measure)} ms" for measure, words in measures.items()]
-        return said("Latency", [f"at {step}, {' and '.join(told)}{doubt}"])
+        told = [f"{words} is {_last(facts, spans, measure, ' ms')}" for measure, words in measures.items()]
+        return said("Latency", [f"at {step}, {', and '.join(told)}{_mean_words(spans)}{doubt}{since}"])
     told = [f"{words} by {_per_line(facts, spans, _factor(measure))}" for measure, words in measures.items()]
-    return said("Latency", [f"{step} multiplies {', and '.join(told)}{doubt}"])
+    return said("Latency", [f"{step} multiplies {', and '.join(told)}{doubt}{since}", *_untold(facts, spans)])
 
 
 def phases_sentences(facts: AnswerFacts) -> list[Sentence]:

@@ -207,8 +207,10 @@ def tokens_words(found: SameTokens) -> str:
     return f"{'; '.join(_said(pair, several=len(found.pairs) > 1) for pair in found.pairs)}."
 
 
-def tokens_sentence(found: SameTokens) -> Sentence:
-    """The one sentence that stands with the ratios between engines, with what to doubt of it."""
+def tokens_sentence(found: SameTokens | None) -> Sentence:
+    """The one sentence that stands with the ratios between engines, with what to doubt of it; None where nobody asked."""
+    if found is None:
+        return Sentence("Engines", "Same tokens? Nobody asked: the same sweep with --verify does.")
     return Sentence("Engines", " ".join(["Same tokens?", tokens_words(found), *found.doubts]), found.caution)
 
 

@@ -47,6 +47,9 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
 
+# The finish_reason of an answer that the client itself ended because its plan was fulfilled (outcome OK).
+ENDED_BY_PLAN = "ended_by_plan"
+
 OUTCOME_WORDS: dict[Outcome, str] = {
     Outcome.OK: "answered in full",
     Outcome.HTTP_ERROR: "the server answered with an HTTP error status",
@@ -141,9 +144,29 @@ _TRUTH_STEP_FIELDS = [
     ("cached_tokens", pa.int32()),
     ("padding_tokens", pa.int32()),
 ]
+# One row a request that left the queue: the step it was first scheduled in, and when that step began.
+_TRUTH_SCHEDULED_FIELDS = [
+    ("request_id", pa.string()),
+    ("step", pa.int64()),
+    ("start", pa.int64()),
+]
+# Steps as an engine's own log tells them, one row a line: less than the truth above. `before` is where the line before ended
+# (null for the first), `uncertain_ns` how far off an end may be by the log's own stamps (null: not known).
+_LOGGED_STEP_FIELDS = [
+    ("step", pa.int64()),
+    ("before", pa.int64()),
+    ("end", pa.int64()),
+    ("uncertain_ns", pa.int64()),
+    ("prefills", pa.int32()),
+    ("prefill_tokens", pa.int32()),
+    ("decodes", pa.int32()),
+    ("device_ns", pa.int64()),
+]
 
 REQUESTS = pa.schema(_REQUEST_FIELDS, metadata=_METADATA)
 CHUNKS = pa.schema(_CHUNK_FIELDS, metadata=_METADATA)
 SAMPLES = pa.schema(_SAMPLE_FIELDS, metadata=_METADATA)
 TRUTH_TOKENS = pa.schema(_TRUTH_TOKEN_FIELDS, metadata=_METADATA)
 TRUTH_STEPS = pa.schema(_TRUTH_STEP_FIELDS, metadata=_METADATA)
+TRUTH_SCHEDULED = pa.schema(_TRUTH_SCHEDULED_FIELDS, metadata=_METADATA)
+LOGGED_STEPS = pa.schema(_LOGGED_STEP_FIELDS, metadata=_METADATA)

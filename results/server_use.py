@@ -11,17 +11,21 @@ from results.clock import NS_PER_S
 from results.events import Floats, Ints, Samples
 
 _LONG_ENOUGH_S = 5.0
+# CPU time is told in hundredths of a second.
+_API_ENOUGH_S = 0.5
 
 # Shown under the first name: the largest reading inside the cell of (source, metric).
 MAXIMA = {
     "kv_usage_max": ("server", "kv_usage"),
     "kv_pool_bytes": ("server", "kv_pool_bytes"),
     "kv_capacity_tokens": ("server", "kv_capacity_tokens"),
+    "kv_reserved_bytes_max": ("server", "kv_reserved_bytes"),
     "kv_allocated_bytes_max": ("server", "kv_allocated_bytes"),
     "kv_held_bytes_max": ("server", "kv_held_bytes"),
     "running_max": ("server", "running"),
     "waiting_max": ("server", "waiting"),
     "weight_bytes": ("server", "weight_bytes"),
+    "acceptance_length": ("server", "acceptance_length"),
     "rss_bytes_max": ("host", "server_rss_bytes"),
     "host_cpus": ("host", "host_cpus"),
 }
@@ -31,9 +35,16 @@ COUNTERS = {
     "prefix_hits": ("server", "prefix_hits_total"),
     "prefix_queries": ("server", "prefix_queries_total"),
     "prompt_tokens": ("server", "prompt_tokens_total"),
+    "steps": ("server", "steps_total"),
+    "step_s": ("server", "step_seconds_total"),
+    "decodes": ("server", "decodes_total"),
+    "drafts": ("server", "drafts_total"),
+    "draft_tokens": ("server", "draft_tokens_total"),
+    "accepted_tokens": ("server", "accepted_tokens_total"),
     "generation_tokens": ("server", "generation_tokens_total"),
     "cpu_s": ("host", "server_cpu_s"),
     "host_busy_s": ("host", "host_busy_s"),
+    "api_thread_s": ("host", "server_api_thread_s"),
 }
 
 
@@ -77,6 +88,15 @@ class ServerUse:
             return None
         return max(0.0, busy.value / busy.seconds - own.value / own.seconds - client_cpu_s / busy.seconds)
 
+    @property
+    def api_cores(self) -> float | None:
+        """The share of its one core that the thread used which answers requests; None where that is not known, or too short
+        a time was seen to tell."""
+        used = self.growth["api_thread_s"]
+        if used.value is None or not used.seconds or used.seconds < _API_ENOUGH_S:
+            return None
+        return used.value / used.seconds
+
     def covered(self, name: str) -> float | None:
         """A counter's growth where it is that of the whole cell and nothing else."""
         growth = self.growth[name]
@@ -93,9 +113,16 @@ def server_use(samples: Samples, cell: tuple[int, int]) -> ServerUse:
         numbers[name] = _whole(float(inside.max())) if len(inside) else None
     growth = {name: counter_growth(*samples.spans(*where), *cell) for name, where in COUNTERS.items()}
     numbers |= {name: None if g.value is None else _whole(g.value) for name, g in growth.items()}
+    if (told := acceptance_length(numbers["drafts"], numbers["accepted_tokens"])) is not None:
+        numbers["acceptance_length"] = told
     spans = [growth[name].seconds for name in ("generation_tokens", "prompt_tokens", "cpu_s")]
     numbers["counter_span_s"] = next((s for s in spans if s is not None), None)
     return ServerUse(numbers, growth)
+
+
+def acceptance_length(drafts: float | None, accepted: float | None) -> float | None:
+    """Tokens a sequence gains a step: its own and the guesses that were kept. None where nothing was guessed."""
+    return None if not drafts or accepted is None else 1.0 + accepted / drafts
 
 
 def counter_growth(t0: Ints, t1: Ints, values: Floats, start: int, end: int) -> Growth:

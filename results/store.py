@@ -4,6 +4,7 @@
     manifest.json                  host, packages, git, command line, clock pairs
     sessions/<id>/                 session.json, server.log, truth
     cells/<id>/                    requests, chunks, samples .parquet, then cell.json: its presence is the commit
+    skipped.json                   planned cells that were left out, and why
     summary.json, report.html      computed from the above at any time
 
 Killed at any instant, nothing committed is lost: a cell without cell.json is swept aside and run again.
@@ -27,6 +28,8 @@ from results.files import read_json, store_error, sync_folder, to_json, write_at
 from results.records import CellRecord, SessionRecord
 from results.schema import SCHEMA_VERSION
 
+_WHEN_ENOUGH = frozenset({"until_ci", "budget_s", "slo"})
+_RESTORE = "Restore it from a copy, or measure again in another folder (--out): without it nobody knows what was measured where."
 CELL_FILES = ("requests.parquet", "chunks.parquet", "samples.parquet")
 
 
@@ -40,6 +43,11 @@ class RunStore:
     def open(cls, path: Path) -> Self:
         """An existing run. Raises UsageError when there is none at `path`."""
         if not (path / "manifest.json").is_file():
+            whole, sign, label = str(path).rpartition(":")
+            if sign and (Path(whole) / "manifest.json").is_file():
+                raise UsageError(
+                    f"{whole} is a run, and this takes all of it, not the engine {label!r} alone: name {whole}."
+                )
             raise UsageError(
                 f"{path} is not a run: it has no manifest.json. `dyno runs` lists the runs here, `dyno sweep --out {path}` "
                 "makes one."
@@ -74,10 +82,16 @@ class RunStore:
     def manifest(self) -> dict[str, Any]:
         """The manifest. Raises StoreError where it is damaged or of a newer schema than this program knows."""
         path = self.path / "manifest.json"
-        data = read_json(path)
+        try:
+            data = read_json(path)
+        except StoreError as error:
+            raise StoreError(f"{error} {_RESTORE}") from error
         if not isinstance(data, dict):
-            raise StoreError(f"{path} is damaged: it holds no object.")
-        if isinstance(schema := data.get("schema", SCHEMA_VERSION), int) and schema > SCHEMA_VERSION:
+            raise StoreError(f"{path} is damaged: it holds no object. {_RESTORE}")
+        schema = data.get("schema", SCHEMA_VERSION)
+        if not isinstance(schema, int) or isinstance(schema, bool):
+            raise StoreError(f"{path} is damaged: its schema is {schema!r}, which is no number. {_RESTORE}")
+        if schema > SCHEMA_VERSION:
             raise StoreError(f"{path} has schema {schema}, this program knows {SCHEMA_VERSION}: update llm-dyno.")
         return data
 
@@ -127,6 +141,12 @@ class RunStore:
                 sessions.append({"engine": None, **found, "id": path.parent.name})
         return sessions
 
+    def skipped(self) -> list[dict[str, Any]]:
+        """Planned cells that were left out, with the reason: entries of summary.json's `skipped`."""
+        path = self.path / "skipped.json"
+        found = read_json(path) if path.is_file() else []
+        return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
     def write_summary(self, summary: dict[str, Any]) -> Path:
         path = self.path / "summary.json"
         write_atomic(path, to_json(summary))
@@ -157,9 +177,10 @@ class RunWriter(RunStore):
                 raise UsageError(f"{path} exists and is not a run. Name another folder with --out, or remove it.")
             path.mkdir(parents=True, exist_ok=True)
             writer._take_lock()
-            if existing and writer.experiment != yaml.safe_load(experiment_text):
+            before, asked = (writer.experiment if existing else {}), yaml.safe_load(experiment_text)
+            if existing and _measured(before) != _measured(asked):
                 raise UsageError(
-                    f"{path} holds another experiment: {_difference(writer.experiment, yaml.safe_load(experiment_text))}. Name "
+                    f"{path} holds another experiment: {_difference(_measured(before), _measured(asked))}. Name "
                     "another folder with --out, or give the same command again to complete it."
                 )
             (path / "sessions").mkdir(exist_ok=True)
@@ -168,6 +189,8 @@ class RunWriter(RunStore):
                 write_atomic(path / "experiment.yaml", experiment_text.encode())
                 write_atomic(path / "manifest.json", to_json({**manifest, "starts": [manifest["start"]]}))
             else:
+                if before != asked:
+                    write_atomic(path / "experiment.yaml", experiment_text.encode())
                 earlier = writer.manifest
                 merged = {**earlier, "starts": [*earlier.get("starts", []), manifest["start"]]}
                 write_atomic(path / "manifest.json", to_json(merged))
@@ -222,6 +245,9 @@ class RunWriter(RunStore):
     def write_session(self, record: SessionRecord) -> None:
         write_atomic(self.session_dir(record.id) / "session.json", to_json(record.to_dict()))
 
+    def write_skipped(self, entries: list[dict[str, Any]]) -> None:
+        write_atomic(self.path / "skipped.json", to_json(entries))
+
     def begin_cell(self, cell_id: str) -> Path:
         """An empty folder for the cell's event files; what an earlier, uncommitted try left is swept aside."""
         folder = self.cell_dir(cell_id)
@@ -264,6 +290,13 @@ class RunWriter(RunStore):
             raise store_error(folder, error) from error
         write_atomic(folder / "cell.json", to_json(record.to_dict()))
         sync_folder(folder.parent)
+
+
+def _measured(experiment: Any) -> Any:
+    """What of an experiment decides what is measured. When it is enough may be asked anew: cells that are there are used."""
+    if not isinstance(experiment, dict):
+        return experiment
+    return {key: value for key, value in experiment.items() if key not in _WHEN_ENOUGH}
 
 
 def _is_ours(entry: os.DirEntry[str]) -> bool:

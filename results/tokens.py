@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from results.events import MISSING, Bools, Chunks, Floats, Ints, Requests
-from results.schema import TOKEN_KINDS
+from results.schema import TOKEN_KINDS, ChunkKind
 
 
 @dataclass(slots=True)
@@ -15,7 +15,8 @@ class TokenChunks:
     """The chunks that carry generated tokens, by request, then by time.
 
     `request` indexes the cell's requests; `tokens` is -1 where a chunk's count is not known; `weight` is the count, or the
-    request's remaining tokens shared evenly among its chunks of unknown count; `first` marks a request's first chunk.
+    request's remaining tokens shared evenly among its chunks of unknown count; `first` marks a request's first chunk,
+    `reasoning` those that hold reasoning and no content (None: there are none).
     """
 
     request: Ints
@@ -23,6 +24,7 @@ class TokenChunks:
     tokens: Ints
     weight: Floats
     first: Bools
+    reasoning: Bools | None = None
 
     def __len__(self) -> int:
         return len(self.t)
@@ -47,11 +49,15 @@ def token_chunks(requests: Requests, chunks: Chunks) -> TokenChunks:
     request = np.where(chunks.request >= 0, index[chunks.request], -1)
     keep = bearing_kind[chunks.kind] & (chunks.kind >= 0) & (chunks.tokens != 0) & (request >= 0)
     request, t, tokens = request[keep], chunks.t[keep], chunks.tokens[keep]
+    reasoning = None
+    if (names := chunks.kinds.astype(str) == str(ChunkKind.REASONING)).any():
+        reasoning = names[chunks.kind[keep]]
     if not _in_order(request, t):
         order = np.lexsort((t, request))
         request, t, tokens = request[order], t[order], tokens[order]
+        reasoning = reasoning[order] if reasoning is not None else None
     first = np.diff(request, prepend=-1) != 0
-    return TokenChunks(request, t, tokens, _weights(requests, request, tokens), first)
+    return TokenChunks(request, t, tokens, _weights(requests, request, tokens), first, reasoning)
 
 
 def delivered_tokens(requests: Requests, chunks: TokenChunks) -> Ints:

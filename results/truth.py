@@ -1,4 +1,5 @@
-"""The reference engine's own word: what every step held, and when each token was sampled and written.
+"""The reference engine's own word: what every step held, when each request left the queue, and when each token was sampled
+and written.
 
 While a server runs (or when it was killed) the log is an Arrow IPC stream that may end in the middle of a batch; once
 sealed it is Parquet. Both are read alike. An engine without such a log has no truth: the readers return None.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +22,17 @@ from results.files import store_error, sync_folder
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STEPS, TOKENS = "steps", "truth"
+STEPS, TOKENS, SCHEDULED = "steps", "truth", "scheduled"
 
 
 @dataclass(slots=True)
 class Steps:
-    """One element a step, in the order they ran; columns as in `results.schema.TRUTH_STEPS`."""
+    """One element a step, in the order they ran; columns as in `results.schema.TRUTH_STEPS`, -1 where a log does not tell."""
+
+    # Whether what passes between two steps is seen, or each begins where the one before has ended.
+    gaps_told: ClassVar[bool] = True
+    # What numbers that are read from these steps name as their source: two definitions never share a figure.
+    source: ClassVar[str] = "steps"
 
     step: Ints
     start: Ints
@@ -41,16 +47,21 @@ class Steps:
     blocks_allocated: Ints
     blocks_total: Ints
     tokens_held: Ints
+    blocks_reserved: Ints
 
     def __len__(self) -> int:
         return len(self.step)
 
-    def take(self, which: NDArray[Any]) -> Steps:
-        return Steps(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
+    def take(self, which: NDArray[Any]) -> Self:
+        return type(self)(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
-    def between(self, t0: int, t1: int) -> Steps:
+    def between(self, t0: int, t1: int) -> Self:
         """The steps that ran wholly inside [t0, t1] (ns)."""
         return self.take((self.start >= t0) & (self.end <= t1))
+
+    def tells(self, column: str) -> bool:
+        """Whether the log tells this of every step."""
+        return bool((getattr(self, column) >= 0).all())
 
 
 @dataclass(slots=True)
@@ -87,18 +98,28 @@ def read_tokens(session_dir: Path, t0: int | None = None, t1: int | None = None)
     table = _read(session_dir, TOKENS, [f.name for f in fields(Tokens)])
     if table is None:
         return None
+    if t0 is not None or t1 is not None:
+        sampled = _ints(table["sampled"])
+        import pyarrow as pa
+
+        inside = pa.array((sampled >= _low(t0)) & (sampled <= _high(t1)))
+        table = table.filter(inside)  # before ids become objects, which is slow
     ids = np.array(table["request_id"].to_pylist(), dtype=object)
-    tokens = Tokens(ids, *(_ints(table[f.name]) for f in fields(Tokens) if f.name != "request_id"))
-    if t0 is None and t1 is None:
-        return tokens
-    return tokens.take((tokens.sampled >= _low(t0)) & (tokens.sampled <= _high(t1)))
+    return Tokens(ids, *(_ints(table[f.name]) for f in fields(Tokens) if f.name != "request_id"))
+
+
+def read_scheduled(session_dir: Path) -> dict[str, int]:
+    """When each request of a session was first scheduled: the beginning of that step (ns), by request id. Empty where the engine
+    does not tell."""
+    table = _read(session_dir, SCHEDULED, ["request_id", "start"])
+    return {} if table is None else dict(zip(table["request_id"].to_pylist(), table["start"].to_pylist(), strict=True))
 
 
 def seal(session_dir: Path) -> None:
     """Turn what a stopped server left (.arrows) into Parquet, each file by one rename. Safe to repeat after a kill."""
     import pyarrow.parquet as pq
 
-    for stem in (STEPS, TOKENS):
+    for stem in (STEPS, TOKENS, SCHEDULED):
         stream, sealed = session_dir / f"{stem}.arrows", session_dir / f"{stem}.parquet"
         if not stream.exists():
             continue

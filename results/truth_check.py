@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from results.events import Ints
 from results.scope import ScopeData
 from results.truth import Steps
@@ -29,7 +31,7 @@ def missing_steps(data: ScopeData, steps: Steps | None) -> str | None:
             f"the step log has no step of this cell, in which {needed:.0f} tokens after the first ones were delivered"
         )
     # A preempted request is prefilled again, and that makes its next token without a decode.
-    found = float(steps.decodes.sum() + steps.preempted.sum())
+    found = float(steps.decodes.sum() + np.maximum(steps.preempted, 0).sum())
     if needed - found <= max(_MARGIN_STEPS * data.width, _MARGIN_SHARE * needed):
         return None
     return f"the step log holds {found:.0f} decodes; {needed:.0f} tokens after the first ones were delivered"

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LONG_S
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
 
@@ -37,7 +39,7 @@ def installed(tmp_path: Path) -> dict[str, str]:
 
 def dyno(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "harness.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=LONG_S, check=False)
 
 
 def test_the_adapter_on_the_page_is_under_60_lines() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LONG_S
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("harness", "backends", "workloads", "results", "reports")
 ALLOWED = {
@@ -147,6 +149,6 @@ def test_circles_are_found() -> None:
 def test_the_command_line_loads_nothing_heavy() -> None:
     code = f"import sys, harness.cli; print(*[m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=LONG_S, check=True
     )
     assert done.stdout.split() == []

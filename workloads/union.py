@@ -1,8 +1,18 @@
-"""All workloads as one tagged union: an experiment file names one by its `type`."""
+"""All workloads as one tagged union: an experiment file names one by its `type`. Each is a `WorkloadLike`."""
 
 from __future__ import annotations
 
-from workloads.random import RandomWorkload
+from typing import Annotated
 
-# A union of one so far; the second joins with `Annotated[A | B, Field(discriminator="type")]`. Each is a `WorkloadLike`.
-Workload = RandomWorkload
+from pydantic import Field
+
+from workloads.conversations import ConversationsWorkload
+from workloads.prefix import PrefixWorkload
+from workloads.random import RandomWorkload
+from workloads.texts import JsonlWorkload, ShareGPTWorkload
+from workloads.traces import TraceWorkload
+
+Workload = Annotated[
+    RandomWorkload | PrefixWorkload | ConversationsWorkload | ShareGPTWorkload | JsonlWorkload | TraceWorkload,
+    Field(discriminator="type"),
+]

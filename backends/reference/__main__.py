@@ -76,6 +76,7 @@ def serve(
     from backends.reference.build import BuiltEngine, build_engine
     from backends.reference.chat import load_chat_template
     from backends.reference.owner import OwnerThread
+    from backends.reference.profiler import NoProfiler, TorchProfiler
     from backends.reference.server import Server
     from backends.reference.service import Service
     from backends.reference.tokenizer import Tokenizer, load_tokenizer
@@ -87,8 +88,10 @@ def serve(
     log.info("settings: %s", settings)
     tokenizer, template = load_tokenizer(arguments.model), load_chat_template(arguments.model)
     truth = ArrowTruth(arguments.truth_dir) if arguments.truth_dir else NoTruth()
+    profiler = TorchProfiler(arguments.profile_dir, arguments.profile_steps) if arguments.profile_dir else NoProfiler()
     owner = OwnerThread()
     built = owner.call(lambda: build_engine(arguments.model, config, settings, truth)).result()
+    profiler.watch(built.engine)
 
     async def run(tokenizer: Tokenizer, built: BuiltEngine) -> int:
         from aiohttp import web
@@ -101,11 +104,12 @@ def serve(
         facts = settings_as_json(
             settings,
             config,
+            kernels=built.kernels,
             attention=built.kv.name,
             linear=built.model.linear_name,
             weight_bytes=built.model.num_bytes,
         )
-        app = Server(service, tokenizer, template, config, arguments.name, facts).app()
+        app = Server(service, tokenizer, template, config, arguments.name, facts, profiler.begin).app()
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_TIMEOUT_S)
         await runner.setup()
         try:
@@ -123,7 +127,9 @@ def serve(
         log.info("stopping")
         ended = service.stop(STOP_TIMEOUT_S)
         await runner.cleanup()
-        if not ended:
+        if ended:
+            owner.call(profiler.close).result()  # nobody waits for tokens any more
+        else:
             log.warning("the engine did not end its step within %.1f s", STOP_TIMEOUT_S)
         return 1 if service.died.is_set() else 0
 

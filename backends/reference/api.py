@@ -180,10 +180,15 @@ def _prompts(value: Any, vocab_size: int) -> list[str | list[int] | Conversation
 def _token_ids(value: list[Any], vocab_size: int) -> list[int]:
     if not all(type(token) is int for token in value):
         raise ApiError(400, "prompt must be a text, a list of token ids, or a list of either.", "prompt")
-    if value and not (min(value) >= 0 and max(value) < vocab_size):
-        wrong = next(token for token in value if not 0 <= token < vocab_size)
-        raise ApiError(400, f"Token id {wrong} is outside the vocabulary of {vocab_size} tokens.", "prompt")
+    check_vocabulary(value, vocab_size)
     return value
+
+
+def check_vocabulary(ids: list[int], vocab_size: int, param: str = "prompt") -> None:
+    """ApiError 400 for a token id that the model has no embedding for: from the client, or from a tokenizer of another model."""
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        raise ApiError(400, f"Token id {wrong} is outside the vocabulary of {vocab_size} tokens.", param)
 
 
 def _stops(value: Any) -> tuple[str, ...]:

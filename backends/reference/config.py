@@ -57,7 +57,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The settings as used, every automatic value resolved. `kv_cache_tokens` is a multiple of `block_size`, or 0."""
+    """The settings as used, every automatic value resolved. `kv_cache_tokens` is a multiple of `block_size`, or 0.
+
+    `device` is cpu or cuda: PyTorch computes alike on both, the compiled kernels on the CPU only.
+    `kernels` is a form of the compiled kernels (`kernels.FORMS`), `auto` for the best that fits, or `off`.
+    """
 
     dtype: str
     max_model_len: int
@@ -69,6 +73,8 @@ class EngineSettings:
     seed: int = 0
     load_format: str = "auto"
     switches: Switches = STANDARD
+    kernels: str = "auto"
+    device: str = "cpu"
 
     @property
     def num_blocks(self) -> int:
@@ -163,11 +169,13 @@ def _check(config: ModelConfig, path: Path) -> None:
 
 
 def _eos_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
-    """End-of-sequence ids: generation_config.json's where it has them, else config.json's."""
+    """End-of-sequence ids: generation_config.json's where it has them, else config.json's. The model can give none beyond its
+    vocabulary, so such ones are left out."""
     generation = folder / "generation_config.json"
     value = read_json(generation).get("eos_token_id") if generation.is_file() else None
     if value is None:
         value = raw.get("eos_token_id")
     if value is None:
         return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    ids = value if isinstance(value, list) else [value]
+    return tuple(token for token in map(int, ids) if 0 <= token < int(raw["vocab_size"]))

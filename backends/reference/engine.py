@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
+from dataclasses import replace
 
+from backends.reference.admission import RefusedError
+from backends.reference.composition import composition
 from backends.reference.messages import Abort, EngineStats, Failed, NewToken, StepOutput, Stop, Submit
 from backends.reference.owner import OwnerThread
 from backends.reference.request import Request, StepPlan
 from backends.reference.runner import Runner
-from backends.reference.scheduler import RefusedError, Scheduler
+from backends.reference.scheduler import Scheduler
 from backends.reference.truth import NoTruth, TruthLog
 
 log = logging.getLogger(__name__)
@@ -48,10 +52,11 @@ class Engine:
         """End a request in any state; unknown and finished ones are left in peace."""
         self.scheduler.abort(key)
 
-    def step(self) -> list[NewToken]:
-        """Compute one step and return the tokens it made."""
+    def step(self, scheduled: Callable[[], None] = lambda: None) -> list[NewToken]:
+        """Compute one step and return the tokens it made. `scheduled` is called when it is known what the step holds."""
         start = time.monotonic_ns()
         plan = self.scheduler.schedule()
+        scheduled()
         made = self.runner.run(plan.items)
         sampled = time.monotonic_ns()
         self._record(plan, start, sampled)  # before the commit frees what it ends: the step held it all
@@ -93,36 +98,29 @@ class Engine:
         )
 
     def _record(self, plan: StepPlan, start: int, end: int) -> None:
-        """Write the step's composition, and the pool as it was at its end, to the truth log."""
+        """Write who left the queue, the step's composition, and the pool as it was at its end to the truth log."""
         scheduler = self.scheduler
-        decodes = prefills = computed = context = padding = 0
-        for item in plan.items:
-            if item.is_padding:
-                padding += item.count
-                continue
-            computed += item.count
-            context += item.start + item.count
-            if scheduler.is_decode(item):
-                decodes += 1
-            else:
-                prefills += 1
+        for request in plan.admitted:
+            if not request.preemptions:
+                self.truth.scheduled(request.request_id, self.num_steps, start)
+        made = composition(scheduler, plan)
         self.truth.step(
             self.num_steps,
             start,
             end,
-            computed - decodes,
-            decodes,
-            prefills,
+            made.prefill_tokens,
+            made.decodes,
+            made.prefills,
             len(scheduler.running),
             len(scheduler.waiting),
             len(plan.preempted),
-            context,
+            made.context_tokens,
             scheduler.blocks.num_allocated,
             scheduler.blocks.num_blocks,
-            scheduler.tokens_held + (computed if scheduler.blocks.keeps_kv else 0),
+            scheduler.tokens_held + (made.prefill_tokens + made.decodes if scheduler.blocks.keeps_kv else 0),
             scheduler.blocks_reserved,
             plan.cached_tokens,
-            padding,
+            made.padding_tokens,
         )
         if plan.preempted and scheduler.num_preemptions >= self._warn_at:
             self._warn_at = 2 * scheduler.num_preemptions
@@ -149,15 +147,30 @@ class EngineThread:
         on_death: Callable[[Exception], None],
     ) -> None:
         self.engine = engine
-        self.stats = engine.stats()
+        self._published = engine.stats()
+        self._unread, self._unread_lock = 0, threading.Lock()
         self._deliver = deliver
         self._on_death = on_death
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._ended = owner.call(self._run)
 
+    @property
+    def stats(self) -> EngineStats:
+        """Counts as of the step under way, or of the last one; a request that came meanwhile waits already."""
+        return replace(self._published, waiting=self._published.waiting + self._unread)
+
+    def _publish(self) -> None:
+        self._published = self.engine.stats()
+
     def send(self, command: Command) -> None:
         """Have a command applied before the next step."""
+        if isinstance(command, Submit):
+            self._count_unread(1)
         self._inbox.put(command)
+
+    def _count_unread(self, more: int) -> None:
+        with self._unread_lock:
+            self._unread += more
 
     def stop(self, timeout_s: float) -> bool:
         """End after the step in progress; False when that takes longer than `timeout_s`."""
@@ -167,8 +180,8 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._apply_commands():
-                tokens = self.engine.step() if self.engine.scheduler.has_work else []
-                self.stats = self.engine.stats()
+                tokens = self.engine.step(self._publish) if self.engine.scheduler.has_work else []
+                self._publish()
                 if tokens:
                     self._deliver(StepOutput(tokens, []))
         except Exception as error:  # the last stop of a defect: tell everybody, then end
@@ -188,9 +201,11 @@ class EngineThread:
                 return False
             if isinstance(command, Abort):
                 self.engine.abort(command.key)
-                self.stats = self.engine.stats()
+                self._publish()
                 continue
             try:
                 self.engine.submit(command)
             except RefusedError as error:
                 self._deliver(StepOutput([], [Failed(command.key, str(error))]))
+            self._publish()
+            self._count_unread(-1)

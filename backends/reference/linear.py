@@ -18,6 +18,14 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
+class LinearMaker(Protocol):
+    """Makes one of a weight [out, in] and a bias [out]; a class or a method, so it has a name."""
+
+    __name__: str
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, /) -> Linear: ...
+
+
 class PlainLinear:
     """`F.linear` over an ordinary tensor."""
 
@@ -59,7 +67,7 @@ def packing_works() -> bool:
     return True
 
 
-def linear_class(dtype: torch.dtype, device: torch.device) -> type[PlainLinear] | type[PackedLinear]:
+def linear_class(dtype: torch.dtype, device: torch.device) -> LinearMaker:
     """The fastest class that is right for this dtype and device."""
     if dtype is torch.bfloat16 and device.type == "cpu" and packing_works():
         return PackedLinear

@@ -103,7 +103,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts after a step. Blocks and tokens are the pool's; totals count since start."""
+    """Counts as of one moment. Blocks and tokens are the pool's; totals count since start."""
 
     running: int = 0
     waiting: int = 0

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from backends.reference.attention import AttentionIndex, PagedKV
 from backends.reference.config import ModelConfig
-from backends.reference.linear import Linear, linear_class
+from backends.reference.linear import Linear, LinearMaker, linear_class
 from backends.reference.loader import WeightSource
 
 
@@ -34,11 +34,18 @@ class Layer:
 class Llama:
     """The model. `num_bytes` counts its parameters once (a tied head is not a second copy)."""
 
-    def __init__(self, config: ModelConfig, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        linear: LinearMaker | None = None,
+    ) -> None:
         self.config = config
         self.num_bytes = 0
         self._source = source
-        self._linear = linear_class(dtype, device)
+        self._linear = linear or linear_class(dtype, device)
         self.linear_name = self._linear.__name__
         hidden = config.hidden_size
         self.embedding = self._get("model.embed_tokens.weight", config.vocab_size, hidden)
@@ -113,9 +120,15 @@ class Llama:
 
     def _fused(self, rows_of: dict[str, int], columns: int, has_bias: bool) -> Linear:
         """One product for several weight matrices that share their input."""
+        return self._linear(*self._joined(rows_of, columns, has_bias))
+
+    def _joined(
+        self, rows_of: dict[str, int], columns: int, has_bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Several weight matrices one above the other, and their biases."""
         weight = torch.cat([self._get(f"{name}.weight", rows, columns) for name, rows in rows_of.items()])
         bias = torch.cat([self._get(f"{name}.bias", rows) for name, rows in rows_of.items()]) if has_bias else None
-        return self._linear(weight, bias)
+        return weight, bias
 
     def _get(self, name: str, *shape: int) -> torch.Tensor:
         tensor = self._source.get(name, shape)

@@ -74,8 +74,10 @@ class Scheduled:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one step computes, whom it had to preempt, and how many prompt tokens a prefix match spared it."""
+    """What one step computes, who left the queue for it (for the first time or again), whom it had to preempt, and how many prompt
+    tokens a prefix match spared it."""
 
     items: list[Scheduled] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     cached_tokens: int = 0

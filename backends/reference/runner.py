@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from backends.reference.attention import PagedKV
 from backends.reference.logprobs import add_prompt_logprobs, output_logprobs
 from backends.reference.messages import TokenLogprobs
-from backends.reference.model import Llama
 from backends.reference.request import Scheduled
 from backends.reference.sampler import sample
 
@@ -34,10 +32,38 @@ class Runner(Protocol):
         ...
 
 
-class ModelRunner:
-    """The real runner: a model and its paged KV cache."""
+class KVCache(Protocol):
+    """Where a model keeps keys and values; the model alone knows what the index is made of."""
 
-    def __init__(self, model: Llama, kv: PagedKV) -> None:
+    name: str
+    device: torch.device
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pool."""
+        ...
+
+    def index(self, items: list[Scheduled]) -> Any:
+        """Where the tokens of one step live. Items with a single token come first."""
+        ...
+
+
+class Model(Protocol):
+    """What computes; `model.Llama` on PyTorch, or `native.NativeLlama` on the compiled kernels."""
+
+    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, kv: Any, index: Any) -> torch.Tensor:
+        """Compute one step: write the KV of its tokens; the last layer's output [tokens, hidden_size] back."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores of the next token after each row of `hidden`: [rows, vocabulary]."""
+        ...
+
+
+class ModelRunner:
+    """The real runner: a model and its KV cache."""
+
+    def __init__(self, model: Model, kv: KVCache) -> None:
         self.model = model
         self.kv = kv
 

@@ -30,7 +30,8 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
     for truncated in (False, True):
         rows = [row for row in hot if requests[row].sampling.truncates is truncated]
         if rows:
-            tokens[rows] = (_draw_likely if truncated else _draw)(logits[rows], [requests[row] for row in rows])
+            theirs = logits if len(rows) == len(requests) else logits[rows]  # no copy where it is all of them
+            tokens[rows] = (_draw_likely if truncated else _draw)(theirs, [requests[row] for row in rows])
     result: list[int] = tokens.tolist()
     return result
 

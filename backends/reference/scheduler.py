@@ -20,13 +20,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from backends.reference.admission import refuse_impossible
 from backends.reference.kv_cache import BlockManager
 from backends.reference.policies import Policies
 from backends.reference.request import Request, Scheduled, StepPlan
-
-
-class RefusedError(ValueError):
-    """A request that can never run with these settings; the message has the arithmetic."""
 
 
 class Scheduler:
@@ -58,24 +55,7 @@ class Scheduler:
 
     def check_admission(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """Raise RefusedError for what can never run, whatever else does."""
-        if num_prompt_tokens < 1:
-            raise RefusedError("The prompt is empty: 0 tokens; at least 1 is needed.")
-        if max_tokens < 1:
-            raise RefusedError(f"max_tokens is {max_tokens}; at least 1 is needed.")
-        total = num_prompt_tokens + max_tokens
-        asked = f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: {total} tokens"
-        if total > self.max_model_len:
-            raise RefusedError(
-                f"{asked}, but max_model_len is {self.max_model_len}. Shorten the prompt or lower max_tokens by "
-                f"{total - self.max_model_len}."
-            )
-        # The last generated token is never fed back, so it needs no KV.
-        needed = self.blocks.blocks_for(total - 1)
-        if needed > self.blocks.num_blocks:
-            raise RefusedError(
-                f"{asked}, whose KV needs {needed} blocks of {self.blocks.block_size}, but the whole pool has "
-                f"{self.blocks.num_blocks} ({self.blocks.num_tokens} tokens). Raise --kv-cache-tokens or ask for less."
-            )
+        refuse_impossible(self.blocks, self.max_model_len, num_prompt_tokens, max_tokens)
 
     def add(self, request: Request) -> None:
         """Queue a request. RefusedError when it can never run; ValueError when its key is in use."""
@@ -208,6 +188,7 @@ class Scheduler:
                 break
             self.running.append(self.waiting.popleft())
             request.is_running = True
+            plan.admitted.append(request)
             budget -= self._plan_chunk(plan, request, budget)
         return budget
 

@@ -13,13 +13,13 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from backends.reference.admission import RefusedError
 from backends.reference.answers import Answer
-from backends.reference.api import Conversation, GenerationRequest, parse_chat, parse_completion
+from backends.reference.api import Conversation, GenerationRequest, check_vocabulary, parse_chat, parse_completion
 from backends.reference.chat import ChatTemplate
 from backends.reference.config import ModelConfig
 from backends.reference.fields import ApiError
 from backends.reference.metrics import exposition
-from backends.reference.scheduler import RefusedError
 from backends.reference.service import Service, TokenStream
 from backends.reference.shapes import ChatShape, CompletionShape
 from backends.reference.tokenizer import Tokenizer
@@ -44,6 +44,7 @@ class Server:
         config: ModelConfig,
         name: str,
         settings: dict[str, Any],
+        begin_profile: Callable[[], bool] = lambda: False,
     ) -> None:
         self.service = service
         self.tokenizer = tokenizer
@@ -51,6 +52,7 @@ class Server:
         self.config = config
         self.name = name
         self.settings = settings
+        self.begin_profile = begin_profile
         self.created = int(time.time())
 
     def app(self) -> web.Application:
@@ -62,6 +64,7 @@ class Server:
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/v1/dyno/settings", self.read_settings)
+        app.router.add_post("/start_profile", self.start_profile)
         return app
 
     async def health(self, request: web.Request) -> web.Response:
@@ -82,6 +85,12 @@ class Server:
     async def read_settings(self, request: web.Request) -> web.Response:
         """The settings as used."""
         return _json(self.settings)
+
+    async def start_profile(self, request: web.Request) -> web.Response:
+        """Have the profiler watch from the next step on."""
+        if not self.begin_profile():
+            raise ApiError(409, "There is no profiler, or it runs already. Start the server with --profile-dir.")
+        return web.Response()
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""
@@ -132,13 +141,18 @@ class Server:
         """A prompt as ids; text is rendered and encoded off the loop, which must stay quick."""
         if isinstance(prompt, list):
             return prompt
+        param = "prompt" if isinstance(prompt, str) else "messages"
         try:
             if isinstance(prompt, str):
-                return await asyncio.to_thread(self.tokenizer.encode, prompt)
-            text = await asyncio.to_thread(self.template.render, prompt)
-            return await asyncio.to_thread(self.tokenizer.encode, text, special=False)
+                ids = await asyncio.to_thread(self.tokenizer.encode, prompt)
+            else:
+                text = await asyncio.to_thread(self.template.render, prompt)
+                ids = await asyncio.to_thread(self.tokenizer.encode, text, special=False)
         except UsageError as error:
-            raise ApiError(400, str(error), "prompt" if isinstance(prompt, str) else "messages") from error
+            raise ApiError(400, str(error), param) from error
+        # A tokenizer with more tokens than the model: the kernels would read past the embedding.
+        check_vocabulary(ids, self.config.vocab_size, param)
+        return ids
 
     def _checked_max_tokens(self, num_prompt_tokens: int, asked: int | None, default: int) -> int:
         """What was asked, or the default as far as there is room; ApiError 400 with the arithmetic."""

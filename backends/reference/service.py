@@ -83,7 +83,7 @@ class Service:
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's counts after its latest step."""
+        """The engine's counts as of now."""
         return self._thread.stats
 
     def submit(

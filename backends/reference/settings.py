@@ -16,6 +16,7 @@ from backends.reference.policies import ADMISSION, BATCHING
 from backends.reference.switches import KV_CACHE, KV_LAYOUTS, STANDARD, Switches, check_switches
 from results.errors import UsageError
 
+KERNELS = ("auto", "off", "avx512", "avx2", "plain")
 DEFAULT_KV_BYTES = 1 << 30
 DEFAULT_BUDGET = 2048
 
@@ -39,6 +40,8 @@ class ServerArguments:
     seed: int
     load_format: str
     truth_dir: Path | None
+    profile_dir: Path | None
+    profile_steps: int
     log_level: str
     admission: str
     batching: str
@@ -46,6 +49,8 @@ class ServerArguments:
     kv_layout: str
     kv_cache: str
     prefix_caching: bool
+    kernels: str
+    device: str
 
     @property
     def name(self) -> str:
@@ -89,6 +94,20 @@ def parse_arguments(argv: list[str] | None, prog: str = "python -m backends.refe
     add("--seed", type=int, default=0, help="for dummy weights and for requests without a seed")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy draws weights from N(0, 0.02)")
     add("--truth-dir", type=Path, metavar="DIR", help="write the truth log (token stamps, step composition) there")
+    add(
+        "--profile-dir",
+        type=Path,
+        metavar="DIR",
+        help="profile with torch after POST /start_profile, written at the end",
+    )
+    add("--profile-steps", type=_positive, default=64, metavar="N", help="steps that are profiled at most")
+    add(
+        "--kernels",
+        choices=KERNELS,
+        default="auto",
+        help="compiled kernels: the best that fits, none, or a form by name",
+    )
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="what computes; cuda is the first that PyTorch sees")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="of the log on stderr")
     _add_switches(parser)
     return ServerArguments(**vars(parser.parse_args(argv)))
@@ -136,6 +155,8 @@ def resolve(arguments: ServerArguments, config: ModelConfig) -> EngineSettings:
         seed=arguments.seed,
         load_format=arguments.load_format,
         switches=switches,
+        kernels=arguments.kernels,
+        device=arguments.device,
     )
 
 
@@ -204,7 +225,7 @@ def _pool_tokens(arguments: ServerArguments, model_len: int, per_token: int) -> 
 
 
 def settings_as_json(
-    settings: EngineSettings, config: ModelConfig, *, attention: str, linear: str, weight_bytes: int
+    settings: EngineSettings, config: ModelConfig, *, kernels: str, attention: str, linear: str, weight_bytes: int
 ) -> dict[str, Any]:
     """The answer of /v1/dyno/settings: what is used, not what was asked."""
     import torch
@@ -213,14 +234,15 @@ def settings_as_json(
     return {
         **plain.pop("switches"),
         **plain,
+        "kv_cache": settings.switches.kv_cache == "on",
         "kv_dtype": settings.dtype,
         "kv_bytes_per_token": config.kv_bytes_per_token(settings.dtype),
         "num_blocks": settings.num_blocks,
         "weight_bytes": weight_bytes,
         "architecture": config.architecture,
+        "kernels": kernels,
         "attention": attention,
         "linear": linear,
-        "device": "cpu",
         "scheduler": "fcfs",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }

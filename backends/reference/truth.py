@@ -1,4 +1,4 @@
-"""The truth log: when each token was sampled and written, and what every step was made of.
+"""The truth log: when each request left the queue, when each token was sampled and written, and what every step was made of.
 
 Arrow IPC *stream* files, so that they can be read while they grow and survive a kill: rows wait in memory for at most
 `FLUSH_S` and are then written by a thread of their own. Engine and server only append tuples to lists.
@@ -15,6 +15,7 @@ from results.errors import UsageError
 FLUSH_S = 0.2
 TOKENS_FILE = "truth.arrows"
 STEPS_FILE = "steps.arrows"
+SCHEDULED_FILE = "scheduled.arrows"
 
 
 class TruthLog(Protocol):
@@ -25,6 +26,9 @@ class TruthLog(Protocol):
 
     def step(self, *row: int) -> None:
         """One step, in the order of results.schema.TRUTH_STEPS."""
+
+    def scheduled(self, request_id: str, step: int, start: int) -> None:
+        """A request left the queue for the first time, in a step that began at `start`."""
 
     def close(self) -> None:
         """Write what is left."""
@@ -39,22 +43,27 @@ class NoTruth:
     def step(self, *row: int) -> None:
         """Forget it."""
 
+    def scheduled(self, request_id: str, step: int, start: int) -> None:
+        """Forget it."""
+
     def close(self) -> None:
         """Nothing to write."""
 
 
 class ArrowTruth:
-    """Writes `truth.arrows` and `steps.arrows` into a folder."""
+    """Writes `truth.arrows`, `steps.arrows` and `scheduled.arrows` into a folder."""
 
     def __init__(self, folder: Path) -> None:
-        from results.schema import TRUTH_STEPS, TRUTH_TOKENS
+        from results.schema import TRUTH_SCHEDULED, TRUTH_STEPS, TRUTH_TOKENS
 
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._tokens = _Stream(folder / TOKENS_FILE, TRUTH_TOKENS)
             self._steps = _Stream(folder / STEPS_FILE, TRUTH_STEPS)
+            self._scheduled = _Stream(folder / SCHEDULED_FILE, TRUTH_SCHEDULED)
         except OSError as error:
             raise UsageError(f"The truth log cannot be written to {folder}: {error}.") from error
+        self._streams = (self._tokens, self._steps, self._scheduled)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._flush_until_stopped, name="truth", daemon=True)
         self._thread.start()
@@ -67,17 +76,21 @@ class ArrowTruth:
         """See TruthLog."""
         self._steps.rows.append(row)
 
+    def scheduled(self, request_id: str, step: int, start: int) -> None:
+        """See TruthLog."""
+        self._scheduled.rows.append((request_id, step, start))
+
     def close(self) -> None:
-        """Write what is left and end both files."""
+        """Write what is left and end all files."""
         self._stopping.set()
         self._thread.join()
-        for stream in (self._tokens, self._steps):
+        for stream in self._streams:
             stream.close()
 
     def _flush_until_stopped(self) -> None:
         while not self._stopping.wait(FLUSH_S):
-            self._tokens.flush()
-            self._steps.flush()
+            for stream in self._streams:
+                stream.flush()
 
 
 class _Stream:

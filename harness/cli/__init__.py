@@ -1,1 +1,1 @@
-"""The command line: `app.py` puts it together, a file a command."""
+"""The command line: `app.py` starts it, `commands.py` puts it together, a file a command."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli import complete
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -41,8 +43,11 @@ def _list(as_json: bool) -> None:
     import shlex
 
     from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
 
     from backends.base import backend_names, get_backend
+    from harness.brings import brings
     from results.errors import DynoError
     from results.files import to_json
 
@@ -54,6 +59,7 @@ def _list(as_json: bool) -> None:
             "launches": None,
             "command": None,
             "missing": None,
+            "brings": None,
             "settings": [],
         }
         rows.append(row)
@@ -64,26 +70,35 @@ def _list(as_json: bool) -> None:
             if backend.capabilities.launches:
                 row["command"] = list(backend.command(None))
         except DynoError as error:  # not installed here, or cannot be loaded: it is listed all the same
-            row["missing"] = str(error)
+            row |= {"missing": str(error), "brings": brings(name)}
     if as_json:
         typer.echo(to_json(rows).decode(), nl=False)
         return
     console = Console(highlight=False)
     for row in rows:
         console.print(f"[bold]{row['name']}[/bold]  {row['words']}")
-        if row["command"]:
-            console.print(f"  started with: {shlex.join(row['command'])}", markup=False)
+        told = [f"started with: {shlex.join(row['command'])}"] if row["command"] else []
         if row["missing"]:
-            console.print(f"  not at hand: {row['missing']}", markup=False)
+            # Where it is known what brings it, the general advice of the error is not needed beside it.
+            told.append(
+                f"not at hand: {row['missing'].split('. ')[0]}." if row["brings"] else f"not at hand: {row['missing']}"
+            )
+            told += [row["brings"]] if row["brings"] else []
         if row["launches"] is not None:
-            settings = ", ".join(row["settings"]) or "none: it is measured as it is"
-            console.print(f"  settings: {settings}", markup=False)
+            told.append(f"settings: {', '.join(row['settings']) or 'none: it is measured as it is'}")
+        for words in told:
+            if words.startswith("export "):  # never wrapped: it is there to be copied
+                console.print(Text(f"  {words}"), soft_wrap=True)
+            else:
+                console.print(Padding(Text(words), (0, 0, 0, 2)))
         console.print()
 
 
 @app.command("check")
 def check(
-    name: Annotated[str, typer.Argument(help="A backend that `dyno backends` lists.")],
+    name: Annotated[
+        str, typer.Argument(help="A backend that `dyno backends` lists.", autocompletion=complete.backends)
+    ],
     model: Annotated[
         str | None,
         typer.Option(help="What the server loads, or serves.", show_default=f"{DEFAULT_MODEL} where it is launched"),

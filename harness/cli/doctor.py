@@ -7,10 +7,13 @@ from typing import Annotated
 import typer
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
+def doctor(
+    gpu: Annotated[bool, typer.Option("--gpu", help="Also whether the GPU is in a state to be measured.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
     """Look at this machine: packages, engines, device, limits, models; for what is missing, the command that brings it.
 
-    Example: `dyno doctor`
+    Example: `dyno doctor`, `dyno doctor --gpu`
 
     Exit code 1 when something is missing without which the reference engine does not run.
     """
@@ -19,6 +22,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON."
     from results.files import to_json
 
     rows = examine()
+    if gpu:
+        from harness.doctor_gpu import examine_gpu
+
+        rows += examine_gpu()
     good = healthy(rows)
     if as_json:
         typer.echo(to_json({"ok": good, "rows": [row.to_dict() for row in rows]}).decode(), nl=False)
@@ -32,12 +39,19 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON."
     table.add_column(style="bold", no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
+    # A line to be pasted stays whole, however narrow the terminal.
+    lines = [row for row in rows if row.brings and row.brings.startswith("export ")]
     for row in rows:
         mark = {True: "[green]found[/]", False: "[red]missing[/]" if row.needed else "[yellow]missing[/]"}
-        words = escape(row.words) + (f"\n[cyan]{escape(row.brings)}[/]" if row.brings else "")
+        if row.group == "gpu":
+            mark = {True: "[green]good[/]", False: "[yellow]look[/]"}
+        brings = "The line below the table names one that is at hand." if row in lines else row.brings
+        words = escape(row.words) + (f"\n[cyan]{escape(brings)}[/]" if brings else "")
         table.add_row(row.name, "[dim]-[/]" if row.found is None else mark[row.found], words)
     console = Console(highlight=False)
     console.print(table)
+    for row in lines:
+        console.print(f"\n{row.brings}", style="cyan", markup=False, soft_wrap=True)
     words = (
         "The reference engine runs here." if good else "The reference engine does not run here: see what is missing."
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli import complete
 from harness.cli.values import positive_int
 from results.errors import UsageError
 
@@ -17,7 +18,13 @@ _BATCHES = (1, 8, 32, 64, 128, 256)
 
 
 def kv(
-    model: Annotated[str, typer.Argument(help="A shipped name (llama-7b ...), a folder, a config.json, or a Hub id.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A shipped name (llama-7b ...), a folder, a config.json, or a Hub id.",
+            autocompletion=complete.planned_models,
+        ),
+    ],
     batch: Annotated[str, typer.Option("--batch", help="Sequences held at once.")] = "64",
     seq_len: Annotated[str, typer.Option("--seq-len", help="Tokens of each: prompt plus output.")] = "1024",
     dtype: Annotated[str, typer.Option("--dtype", help="Of the weights; auto is the one published.")] = "auto",

@@ -1,29 +1,28 @@
-"""What a running sweep shows: one live line on a terminal, a calm line an event elsewhere, nothing when quiet."""
+"""What a running sweep shows: a few live lines on a terminal, a calm line an event elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from harness.cli.live_view import Now, cells_text, clock, describe, view
+from harness.eta import CostSoFar
 from harness.experiment import Cell
 from harness.observer import CellProgress, Observer
+from results.report_shapes import workload_info
 
 
 def observer_for(console: Console, quiet: bool) -> Observer:
-    """The listener that suits the output: quiet, terminal, or plain text."""
+    """The listener that suits the output: quiet, terminal, or plain text (also where colours are forced into a pipe)."""
     if quiet:
         return Observer()
-    return LiveObserver(console) if console.is_terminal else LineObserver(console)
-
-
-def describe(cell: Cell) -> str:
-    """A cell in a few words."""
-    return f"{cell.engine.label} · {cell.load.mode} {cell.load.value} · {cell.workload.label}"
+    moves = console.is_terminal and console.file.isatty() and not console.is_dumb_terminal
+    return LiveObserver(console) if moves else LineObserver(console)
 
 
 def describe_result(cell: Cell, summary: Mapping[str, Any]) -> str:
@@ -44,76 +43,87 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def clock(seconds: float) -> str:
-    """Minutes and seconds."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+# Seconds between lines that say in a log that a server is not ready yet.
+_STILL_S = 30.0
 
 
-class _Counting(Observer):
-    """Counts cells and estimates the time left from what cells (with their share of start-ups) have cost so far."""
+class LineObserver(Observer):
+    """For logs and pipes: one line an event, nothing that moves. A long start says every half minute that it goes on."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._total = self._done = self._measured = 0
-        self._start = time.monotonic()
+        self._total = self._done = 0
+        self._still_s = _STILL_S
 
-    def run_started(self, total: int, already_done: int) -> None:
-        self._total, self._done, self._start = total, already_done, time.monotonic()
-        if already_done:
-            self._console.print(f"{already_done} of {total} cells are committed already and are not run again.")
-
-    def cell_done(self, cell: Cell, summary: Mapping[str, Any]) -> None:
-        self._done += 1
-        self._measured += 1
-        style = {"VALID": "", "SUSPECT": "yellow", "INVALID": "red"}.get(str(summary.get("verdict")), "")
-        self._print(f"[{self._done}/{self._total}] {describe_result(cell, summary)}", style)
-
-    def engine_failed(self, engine: str, message: str) -> None:
-        self._print(message, "red")
-
-    def run_interrupted(self) -> None:
-        self._print("Interrupted: stopping what runs.", "yellow")
-
-    def eta(self) -> str:
-        if not self._measured:
-            return "ETA after the first cell"
-        left = (self._total - self._done) * (time.monotonic() - self._start) / self._measured
-        return f"ETA {clock(left)}"
-
-    def _print(self, text: str, style: str = "") -> None:
-        self._console.print(Text(text, style=style), soft_wrap=True)
-
-
-class LineObserver(_Counting):
-    """For logs and pipes: one line an event, nothing that moves."""
+    def run_started(self, planned: Sequence[Cell], committed: Collection[str]) -> None:
+        self._total, self._done = len(planned), len(committed)
+        if committed:
+            self._print(f"{self._done} of {self._total} cells are committed already and are not run again.")
 
     def session_starting(self, engine: str, block: int, log: str) -> None:
+        self._still_s = _STILL_S
         self._print(
             f"Starting {engine} (block {block}, log {log})" if log else f"Attaching to {engine} (block {block})"
         )
 
-    def session_ready(self, engine: str, elapsed_s: float) -> None:
-        self._print(f"{engine} is ready after {elapsed_s:.1f} s")
-
-
-class LiveObserver(_Counting):
-    """For a terminal: finished cells scroll by above one line that tells what is going on now."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self._live = Live(console=console, refresh_per_second=5, transient=True)
-
-    def session_starting(self, engine: str, block: int, log: str) -> None:
-        self._live.start()
-        self._show(f"starting {engine} (log {log})" if log else f"attaching to {engine}")
-
     def session_waiting(self, engine: str, elapsed_s: float) -> None:
-        self._show(f"waiting for {engine} to be ready · {clock(elapsed_s)}")
+        if elapsed_s >= self._still_s:
+            self._still_s = elapsed_s + _STILL_S
+            self._print(f"{engine} is not ready yet after {elapsed_s:.0f} s", "dim")
 
     def session_ready(self, engine: str, elapsed_s: float) -> None:
         self._print(f"{engine} is ready after {elapsed_s:.1f} s", "dim")
 
+    def cell_done(self, cell: Cell, summary: Mapping[str, Any]) -> None:
+        self._done += 1
+        style = {"VALID": "", "SUSPECT": "yellow", "INVALID": "red"}.get(str(summary.get("verdict")), "")
+        self._print(f"[{cells_text(self._done, self._total)}] {describe_result(cell, summary)}", style)
+
+    def cell_skipped(self, entry: Mapping[str, Any]) -> None:
+        self._done += 1
+        load, why = entry["load"], entry["skipped"]["words"]
+        what = f"{entry['engine']} · {load['mode']} {load['value']} · {workload_info(entry['workload']).label}"
+        self._print(f"[{cells_text(self._done, self._total)}] {what}: left out, {why}", "yellow")
+
+    def engine_failed(self, engine: str, message: str) -> None:
+        # The whole of it, with the next step, stands at the end, where nothing scrolls it away.
+        self._print(f"{engine} is left out from here on: {message.split('. ')[0].rstrip('.')}.", "red")
+
+    def run_interrupted(self) -> None:
+        self._print("Interrupted: stopping what runs.", "yellow")
+
+    def _print(self, text: str, style: str = "") -> None:
+        # One line an event in a file, whatever its length; on a terminal broken between words.
+        self._console.print(Text(text, style=style), soft_wrap=not self._console.is_terminal)
+
+
+class LiveObserver(LineObserver):
+    """For a terminal: finished cells scroll by above a few lines that tell what is going on now."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._cost = CostSoFar()
+        self._now = Now()
+        # Not started before there is something to show; drawn anew four times a second, so that the clocks go on.
+        self._live = Live(console=console, refresh_per_second=4, transient=True, get_renderable=self._view)
+
+    def run_started(self, planned: Sequence[Cell], committed: Collection[str]) -> None:
+        super().run_started(planned, committed)
+        self._cost = CostSoFar(planned, committed)
+        sessions = {(c.engine.label, c.block) for c in planned if c.id not in committed}
+        self._now = Now(cells=self._total, done=self._done, sessions=len(sessions), since=time.monotonic())
+
+    def session_starting(self, engine: str, block: int, log: str) -> None:
+        self._cost.session_began(engine, block, time.monotonic())
+        self._now.session += 1
+        self._now.idle(f"starting {engine} (log {log})" if log else f"attaching to {engine}")
+        self._live.start()
+
+    def session_waiting(self, engine: str, elapsed_s: float) -> None:
+        self._now.idle(f"waiting for {engine} to be ready · {clock(elapsed_s)}")
+
     def session_ended(self, engine: str) -> None:
+        self._cost.session_ended(time.monotonic())
         self._live.stop()
 
     def engine_failed(self, engine: str, message: str) -> None:
@@ -121,24 +131,22 @@ class LiveObserver(_Counting):
         super().engine_failed(engine, message)
 
     def cell_started(self, cell: Cell) -> None:
-        self._show(f"{describe(cell)} · warming up")
+        self._cost.cell_began(time.monotonic())
+        self._now.idle(f"{describe(cell)} · warming up")
 
     def cell_progress(self, cell: Cell, progress: CellProgress) -> None:
-        parts = [describe(cell), f"{progress.done}/{progress.total} requests", f"{progress.in_flight} in flight"]
-        if progress.failed:
-            parts.append(f"{progress.failed} failed")
-        # Tokens are counted when their request has ended: before that there is no rate to show.
-        if progress.tokens and progress.elapsed_s > 0:
-            parts.append(f"{progress.tokens / progress.elapsed_s:,.0f} tok/s")
-        usage = progress.server.get("kv_usage")
-        if usage is not None:
-            parts.append(f"KV {usage:.0%}")
-        self._show(" · ".join(parts))
+        self._now.running(describe(cell), progress)
 
-    def _show(self, what: str) -> None:
-        # Where we are and how long it takes come first: a narrow terminal cuts the end.
-        where = f"cell {min(self._done + 1, self._total)}/{self._total} · {self.eta()}"
-        self._live.update(Text(f"{where} · {what}", style="cyan", overflow="ellipsis", no_wrap=True))
+    def cell_done(self, cell: Cell, summary: Mapping[str, Any]) -> None:
+        self._cost.cell_ended(cell, time.monotonic())
+        super().cell_done(cell, summary)
+        self._now.done = self._done
 
-    def _print(self, text: str, style: str = "") -> None:
-        self._live.console.print(Text(text, style=style), soft_wrap=True)
+    def cell_skipped(self, entry: Mapping[str, Any]) -> None:
+        self._cost.left_out(str(entry.get("id")))
+        super().cell_skipped(entry)
+        self._now.done = self._done
+
+    def _view(self) -> Text:
+        at = time.monotonic()
+        return view(self._now, at, self._cost.seconds_left(at), self._console.width)

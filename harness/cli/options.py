@@ -6,8 +6,13 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import complete
+
 Backends = Annotated[
-    list[str] | None, typer.Option(help="An engine with this backend's defaults. Repeatable.", show_default=False)
+    list[str] | None,
+    typer.Option(
+        help="An engine with this backend's defaults. Repeatable.", show_default=False, autocompletion=complete.backends
+    ),
 ]
 Engines = Annotated[
     list[str] | None,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli import complete
 from harness.cli.options import Backends, Engines, Url
 
 if TYPE_CHECKING:
@@ -24,11 +26,17 @@ def sweep(
         typer.Argument(metavar="[EXPERIMENT.yaml]", help="An experiment file; flags override it.", show_default=False),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Start from a preset that ships with dyno.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Start from a preset that ships with dyno.", show_default=False, autocompletion=complete.presets
+        ),
     ] = None,
     backend: Backends = None,
     engine: Engines = None,
-    model: Annotated[str | None, typer.Option(help="A known name, a folder, or a Hub id.", show_default=False)] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A known name, a folder, or a Hub id.", show_default=False, autocompletion=complete.models),
+    ] = None,
     batch: Annotated[
         str | None,
         typer.Option(metavar="1,8,32", help="Batch sizes: so many requests sent at once.", show_default=False),
@@ -42,15 +50,99 @@ def sweep(
     output_len: Annotated[
         str | None, typer.Option(metavar="64", help="Output lengths in tokens.", show_default="64")
     ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(metavar="1/64", help="Lengths and requests times that, to try a preset out.", show_default=False),
+    ] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|KIND:KEY=VALUE,..",
+            help="ShareGPT JSON, JSONL or a trace, or random, prefix, conversations (repeat for several).",
+            show_default=False,
+        ),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE[,KEY=VALUE..]", help="Replay a trace: its arrivals and its lengths.", show_default=False
+        ),
+    ] = None,
+    trace_format: Annotated[
+        str | None,
+        typer.Option(metavar="azure|mooncake|burstgpt", help="How it is written.", show_default="by its look"),
+    ] = None,
+    speed_up: Annotated[str | None, typer.Option(metavar="X", help="Play it so much faster.", show_default="1")] = None,
     exact_lengths: Annotated[
-        bool, typer.Option("--exact-lengths", help="No +-20 % spread of lengths in closed loops (batches are exact).")
+        bool, typer.Option("--exact-lengths", help="No +-20 % spread of lengths (those of batches are exact anyway).")
     ] = False,
+    rate: Annotated[
+        str | None, typer.Option(metavar="1,2,4", help="Open loops: so many requests a second.", show_default=False)
+    ] = None,
+    ramp: Annotated[
+        str | None, typer.Option(metavar="FROM:TO", help="A rate that rises (or falls) evenly.", show_default=False)
+    ] = None,
+    arrivals: Annotated[
+        str | None, typer.Option(help="How they come: poisson, constant or gamma.", show_default="poisson")
+    ] = None,
+    burstiness: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X", help="Shape of gamma arrivals: below 1 in bursts, above it steadier.", show_default=False
+        ),
+    ] = None,
+    max_in_flight: Annotated[
+        str | None, typer.Option(metavar="N", help="Of an open loop: others wait their turn.", show_default=False)
+    ] = None,
     requests: Annotated[
         str | None,
         typer.Option(metavar="N", help="Requests a cell (batches: rounded up to whole waves).", show_default=False),
     ] = None,
+    duration: Annotated[
+        str | None,
+        typer.Option(metavar="60s|5m", help="Send no more after so long; what is out still ends.", show_default=False),
+    ] = None,
+    max_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="Ask for so many, and end each answer after its output length.", show_default=False
+        ),
+    ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|ray",
+            help="Processes that share the load; ray: on several machines.",
+            show_default="1, or as calibrated",
+        ),
+    ] = None,
+    num_workers: Annotated[
+        str | None, typer.Option(metavar="N", help="How many with --workers ray.", show_default=False)
+    ] = None,
+    endpoint: Annotated[str | None, typer.Option(help="completions or chat.", show_default="completions")] = None,
+    no_stream: Annotated[bool, typer.Option("--no-stream", help="Ask for answers in one piece.")] = False,
     blocks: Annotated[
         str | None, typer.Option(metavar="R", help="Sessions an engine, each with the whole grid.", show_default="1")
+    ] = None,
+    until_ci: Annotated[
+        str | None,
+        typer.Option(metavar="3%", help="More blocks, from 5 on, until intervals are that narrow.", show_default=False),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="90s|20m|3h", help="Begin no block that would not fit into it.", show_default=False),
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'ttft_ms.p99<=200'",
+            help="Search the highest load that meets it (repeat for several).",
+            show_default=False,
+        ),
+    ] = None,
+    slo_share: Annotated[
+        str | None,
+        typer.Option(metavar="95%", help="Of the requests that must meet all limits at once.", show_default=False),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The run's seed.", show_default="0")] = None,
     url: Url = None,
@@ -60,9 +152,19 @@ def sweep(
             help="Whose vocabulary prompts are drawn from, where the model is not at hand.", show_default=False
         ),
     ] = None,
+    telemetry: Annotated[
+        str | None,
+        typer.Option(metavar="auto|nvml|dcgm|nvidia-smi|none", help="Who tells of the GPU.", show_default="auto"),
+    ] = None,
+    require_telemetry: Annotated[
+        bool, typer.Option("--require-telemetry", help="Without device telemetry, stop before any load.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/MODEL-HASH")] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="After the cells, see whether the engines give the same tokens.")
+    ] = False,
+    try_all: Annotated[
+        bool, typer.Option("--try-all", help="Run cells also where a smaller one ran out of memory.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json at the end instead of tables.")] = False,
@@ -74,21 +176,27 @@ def sweep(
 
     The same command again completes what is missing: a committed cell is never run twice.
     """
+    from harness.brings import check_commands
     from harness.cli.console import CalmConsole
     from harness.cli.experiment_args import SweepFlags, build_experiment
 
     flags = SweepFlags(
         experiment, preset, backend or [], engine or [], model, batch, concurrency, input_len, output_len, exact_lengths,
-        requests, blocks, seed, url, tokenizer,
+        requests, rate, ramp, arrivals, burstiness, max_in_flight, duration, max_tokens, workers, endpoint, no_stream,
+        blocks, seed, url, tokenizer, telemetry, require_telemetry, until_ci, budget, slo or [], slo_share,
+        workload or [], trace, trace_format, speed_up, scale, num_workers,
     )  # fmt: skip
     # With --json the answer goes to stdout alone; progress goes to stderr.
     console = CalmConsole(stderr=as_json)
     asked = build_experiment(flags)
+    for combination in asked.left_out:
+        typer.echo(f"dyno: left out {combination}", err=True)
     folder = out or default_folder(asked)
     if dry_run:
         print_plan(asked, folder, console, as_json)
+        check_commands(asked.engines)
         return
-    raise typer.Exit(run_sweep(asked, folder, console, quiet, as_json, verify))
+    raise typer.Exit(run_sweep(asked, folder, console, quiet, as_json, verify, try_all))
 
 
 def default_folder(experiment: Experiment) -> Path:
@@ -103,18 +211,30 @@ def default_folder(experiment: Experiment) -> Path:
 
 
 def run_sweep(
-    experiment: Experiment, folder: Path, console: Console, quiet: bool, as_json: bool, verify: bool = False
+    experiment: Experiment,
+    folder: Path,
+    console: Console,
+    quiet: bool,
+    as_json: bool,
+    verify: bool = False,
+    try_all: bool = False,
 ) -> int:
     """Resolve the model, run every missing cell, write summary and report, print the result. Returns the exit code."""
     import sys
 
     from backends.base import get_backend
+    from harness.brings import check_commands
+    from harness.ceilings import keep_ceilings
     from harness.cli.live import observer_for
     from harness.cli.values import public_command
+    from harness.load.places import PLACES
+    from harness.load_workers import WorkerChoice
     from harness.manifest import make_manifest
     from harness.model_parts import model_parts
-    from harness.planner import planner_for
+    from harness.plan_cost import cost_sentence, plan_cost
+    from harness.planners import planner_for
     from harness.runner import Runner, check_asked, check_attached
+    from harness.telemetry.choose import choose
     from reports.build import render_report
     from reports.console import print_report
     from results.errors import DynoError
@@ -125,16 +245,31 @@ def run_sweep(
     launches = any(get_backend(e.backend).capabilities.launches for e in experiment.engines)
     parts = model_parts(experiment.model, experiment.tokenizer, needs_folder=launches)
     check_asked(experiment, parts.config)
+    if experiment.endpoint == "chat":
+        parts.vocabulary.text(())  # refused where there is no tokenizer, before anything starts
     check_attached(experiment)
-    manifest = make_manifest(public_command(["dyno", *sys.argv[1:]]), experiment.model, parts.folder, parts.config)
+    PLACES[experiment.workers_on].check(experiment.workers or 1, [engine.url for engine in experiment.engines])
+    devices = choose(experiment.telemetry)
+    if experiment.telemetry.warning:
+        print(f"dyno: {experiment.telemetry.warning}.", file=sys.stderr)
+    command = public_command(["dyno", *sys.argv[1:]])
+    manifest = make_manifest(command, experiment.model, parts.folder, parts.config, devices)
     with RunWriter.start(folder, experiment.to_yaml(), manifest) as store:
-        planner = planner_for(experiment)
+        planner = planner_for(experiment, try_all)
         missing = [cell for cell in planner.planned() if not store.has_cell(cell.id)]
-        if not missing and not quiet:
+        # What is measured already needs its engine no more.
+        check_commands({cell.engine.label: cell.engine for cell in missing}.values())
+        if missing and not quiet:
+            shared = [f"Client, {line}" for line in WorkerChoice(experiment).plan()]
+            words = " ".join([cost_sentence(plan_cost(missing, folder.parent)), open_end(experiment), *shared])
+            console.print(words.strip(), style="dim", markup=False, highlight=False)
+        if not missing and not quiet and not open_end(experiment):
             console.print(
                 f"All {len(planner.planned())} cells of {folder} are measured already; name another --out to measure again.",
                 markup=False, soft_wrap=True,
             )  # fmt: skip
+        if missing and launches:
+            keep_ceilings(store)
         runner = Runner(experiment, planner, store, parts.model, parts.vocabulary, observer_for(console, quiet))
         outcome = runner.run()
         if verify:
@@ -191,12 +326,25 @@ def _verify(
             console.print("The engines were verified already, as they were measured.", markup=False)
 
 
+def _sum(values: Iterable[int | None]) -> int | None:
+    """None where one is not known."""
+    known = list(values)
+    return None if None in known else sum(value or 0 for value in known)
+
+
+def _times(requests: int | None, tokens: int) -> int | None:
+    return None if requests is None else requests * tokens
+
+
 def print_plan(experiment: Experiment, folder: Path, console: Console, as_json: bool) -> None:
     """What a sweep would do and send: sessions, cells, requests, tokens."""
-    from harness.cli.live import describe
+    from harness.cli.live_view import describe
+    from harness.load_workers import WorkerChoice
     from harness.models.planning import find_config
-    from harness.planner import planner_for
+    from harness.plan_cost import cost_sentence, plan_cost
+    from harness.planners import planner_for
     from harness.runner import check_asked
+    from results.audit_kv import asked_in_tokens
     from results.errors import UnknownNameError
     from results.files import to_json
 
@@ -206,25 +354,46 @@ def print_plan(experiment: Experiment, folder: Path, console: Console, as_json: 
         config = {}  # a name only its server knows
     check_asked(experiment, config)
     cells = planner_for(experiment).planned()
+    cost = plan_cost(cells, folder.parent)
+    workers = WorkerChoice(experiment)
     plan: dict[str, Any] = {
         "out": str(folder),
         "model": experiment.model,
         "engines": [e.label for e in experiment.engines],
-        "sessions": len(experiment.engines) * experiment.blocks,
+        "sessions": len({(c.engine.label, c.block) for c in cells}),
         "cells": len(cells),
-        "requests": sum(c.load.requests for c in cells),
-        "input_tokens": sum(c.load.requests * c.workload.expected_input for c in cells),
-        "output_tokens": sum(c.load.requests * c.workload.expected_output for c in cells),
+        "requests": _sum(c.load.expected_requests for c in cells),
+        "input_tokens": _sum(_times(c.load.expected_requests, c.workload.expected_input) for c in cells),
+        "output_tokens": _sum(_times(c.load.expected_requests, c.workload.expected_output) for c in cells),
     }
     if as_json:
         fields = {"engine", "block", "load", "workload"}
         public = [c.model_copy(update={"engine": c.engine.public()}) for c in cells]
-        order = [{"id": c.id, **c.model_dump(mode="json", include=fields)} for c in public]
-        typer.echo(to_json({**plan, "order": order}).decode(), nl=False)
+        order = [
+            {"id": c.id, "workers": workers.of(c).count, **c.model_dump(mode="json", include=fields)} for c in public
+        ]
+        typer.echo(to_json({**plan, "cost": cost.to_dict(), "order": order}).decode(), nl=False)
         return
     for key, value in plan.items():
         shown = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
+        if shown is None:
+            shown = "as many as fit into the time of the cells"
         console.print(f"{key.replace('_', ' '):>14}  {shown}", markup=False, highlight=False)
     for cell in cells:
         console.print(f"{cell.id:>18}  block {cell.block}, {describe(cell)}", markup=False, highlight=False)
-    console.print("Time depends on the engine: the first cell gives an estimate.", style="dim")
+    for line in asked_in_tokens(config, {e.label: e.settings.asked() for e in experiment.engines}):
+        console.print(line, markup=False, highlight=False)
+    console.print(cost_sentence(cost), markup=False, highlight=False)
+    for line in workers.plan():
+        console.print(f"Client, {line}", markup=False, highlight=False)
+    if more := open_end(experiment):
+        console.print(more, markup=False, highlight=False)
+
+
+def open_end(experiment: Experiment) -> str:
+    """What may follow the cells that are planned; empty for a grid."""
+    if experiment.slo is not None:
+        return "An SLO search: which loads follow depends on the answers."
+    if experiment.until_ci is not None:
+        return f"Then further blocks until every interval is within ±{100 * experiment.until_ci:g} %."
+    return ""

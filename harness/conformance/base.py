@@ -12,7 +12,7 @@ from typing import Any
 
 from backends.base import Backend, Capabilities, CompletionRequest
 from backends.http_probe import ProbeError, get
-from backends.prometheus import metric_names, neutral_metrics, parse_prometheus
+from backends.prometheus import MetricsReader, metrics_reader
 from backends.redact import public_text
 from harness.api_call import Answer, ask
 from harness.open_server import OpenServer
@@ -73,6 +73,7 @@ class Bench:
     done: dict[str, int] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _random: Random = field(default_factory=lambda: Random(0))
+    _reader: MetricsReader | None = None
 
     @property
     def backend(self) -> Backend:
@@ -142,6 +143,7 @@ class Bench:
         if self.backend.metrics_path is None:
             return None
         try:
+            reader = self._metrics_reader()
             reply = get(self.server.url, self.backend.metrics_path, min(self.timeout_s, 10), self.backend.api_key_env())
         except ProbeError as error:
             raise CheckFailedError(str(error)) from error
@@ -149,7 +151,13 @@ class Bench:
             return None
         if reply.status != 200:
             raise CheckFailedError(f"{self.backend.metrics_path} answered HTTP {reply.status}")
-        return neutral_metrics(self.backend.metrics, parse_prometheus(reply.text, metric_names(self.backend.metrics)))
+        return reader.read(reply.text)
+
+    def _metrics_reader(self) -> MetricsReader:
+        """One for all checks: it may keep sums between pages."""
+        if self._reader is None:
+            self._reader = metrics_reader(self.backend.metrics_reader, self.backend.metrics)
+        return self._reader
 
     def wait_for(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Poll until it holds; False when it never did."""

@@ -11,6 +11,7 @@ from dataclasses import asdict
 import psutil
 
 from backends.base import EngineSettings, LaunchContext, Source
+from backends.container import inner_command
 from backends.failures import LeftBehindError
 from backends.ports import port_is_free
 from backends.process import public_argv, public_environment
@@ -166,6 +167,11 @@ def _value_of(name: str) -> object:
 
 def _context(bench: Bench, asked: EngineSettings) -> LaunchContext:
     server = bench.server
+    engine, container = server.engine, server.engine.container
+    if container is None:
+        command, image = bench.backend.command(engine.command), None
+    else:
+        command, image = inner_command(bench.backend, container, engine.command).command, container.image
     return LaunchContext(
         model=server.folder,
         served_name=server.served_name,
@@ -173,7 +179,8 @@ def _context(bench: Bench, asked: EngineSettings) -> LaunchContext:
         session_dir=server.folder,
         host="127.0.0.1",
         port=1,
-        command=bench.backend.command(server.engine.command),
+        command=command,
+        image=image,
     )
 
 

@@ -7,34 +7,40 @@ it is parsed, and the loop wakes up less often than tokens come: what it reads l
 
 from __future__ import annotations
 
-import time
-from collections import deque
+import mmap
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
+from harness.load.backlog import Backlog
 from harness.load.completion import StreamResult
 from harness.load.connection import Connection
+from harness.load.counts import Counts
 from harness.load.exchange import Exchange
 from harness.load.http import request_head
 from harness.load.limits import FIRST_TOKEN, Limits
 from harness.load.plan import LoadPlan
 from harness.load.poller import Poller
 from harness.load.pool import Pool
-from harness.load.stamps import ReceiveClock
-from harness.load.strategies import Strategy, strategy_for
+from harness.load.reader import reader_for
+from harness.load.rest import REST_STREAMS, Rest
+from harness.load.stamps import SLACK_NS, ReceiveClock
+from harness.load.strategies import OpenLoopStrategy, Strategy, Until, strategy_for
 from results.clock import NS_PER_MS, NS_PER_S, now_ns
 from results.schema import Outcome
 
-_BACKLOG_READS = 512
-_BACKLOG_BYTES = 4 * 1024 * 1024
-_QUIET_S = 0.001
-# With many streams nearly every token would wake the loop by itself. Where the kernel stamps arrivals a short rest after
-# each round lets several gather, for half the CPU a token. It delays the next request of a slot by as much, no stamp.
-_REST_S = 0.0005
-_REST_STREAMS = 32
+_QUIET_NS = NS_PER_MS
 _PARSE_SLICE_NS = NS_PER_MS // 2
+# From so many times a full backlog on, parsing goes before a request that is due: memory has a bound.
+_OVERFULL = 16
 _PROGRESS_NS = NS_PER_S // 5
+_NEVER_NS = 10**18
+_WAIT_NS = NS_PER_S // 5
+# With a request due within this time nothing is done that could make it late.
+_ENOUGH_NS = 3 * NS_PER_MS
+# So many sockets of a round are handled before it is seen whether a request has become due (less one, a power of two).
+_LOOK_AFTER = 15
+# Writing a group of chunks takes some of this; it is done well before the next request is due.
+_TIDY_NS = 20 * NS_PER_MS
 # A connection that breaks this soon after a request was written on it had most likely been closed while idle.
 _STALE_NS = NS_PER_S
 
@@ -49,33 +55,26 @@ class Recorder(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Counts:
-    """Where the load stands. `tokens` and the outcomes follow the parsing, `in_flight` the wire."""
-
-    issued: int = 0
-    in_flight: int = 0
-    max_in_flight: int = 0
-    done: int = 0
-    ok: int = 0
-    failed: int = 0
-    tokens: int = 0
-    retries: int = 0
-    not_streamed: int = 0
-    coalesced_events: int = 0
-
-
 class Client:
-    """Carries a plan out: `prepare`, then `run`. `stop` (from within the loop) cancels what is in flight."""
+    """Carries a plan out: `prepare`, then `run`. `stop` (from within the loop) cancels what is in flight.
+
+    `spare`: how many connections the system allows, where that is fewer than an open loop might need.
+    """
 
     def __init__(
-        self, plan: LoadPlan, bodies: bytes, key: str | None, recorder: Recorder, progress: Callable[[Counts], None]
+        self,
+        plan: LoadPlan,
+        bodies: bytes | mmap.mmap,
+        key: str | None,
+        recorder: Recorder,
+        progress: Callable[[Counts], None],
+        spare: int | None = None,
     ) -> None:
         self.poller = Poller()
         self.clock = ReceiveClock()
-        self.looked = now_ns()
         self.counts = Counts()
         self.kernel_stamps = False
+        self.start_at: int | None = None
         self.started = 0
         self.ended = 0
         self._plan, self._key = plan, key
@@ -84,14 +83,16 @@ class Client:
         self._heads = [request_head(plan, request, key) for request in plan.requests]
         self._bodies = [view[r.offset : r.offset + r.length] for r in plan.requests]
         self._limits = Limits.of(plan)
+        self._spare = spare
         self._pool = Pool(self, plan.target, plan.connections)
         self._busy: dict[Exchange, Connection] = {}
-        self._backlog: deque[tuple[Exchange, int, int | None, bytes | None]] = deque()
-        self._backlog_bytes = 0
+        self._backlog = Backlog(self._settle)
+        self.reader = reader_for(self.poller, self._backlog.pieces.append, SLACK_NS)
         self._strategy: Strategy | None = None
         self._stopping = False
         self._next_check = 0
         self._next_progress = 0
+        self._rest = Rest()
 
     @property
     def pool(self) -> Pool:
@@ -111,28 +112,42 @@ class Client:
             left = deadline - now_ns()
             if left <= 0:
                 break
-            self._dispatch(min(left / NS_PER_S, 0.2))
+            self._dispatch(min(left, _WAIT_NS))
         self._pool.abandon_opening()
 
+    def await_start(self) -> None:
+        """Wait until somebody has set `start_at`, or for `stop`."""
+        while self.start_at is None and not self._stopping:
+            self._dispatch(_WAIT_NS)
+
     def run(self) -> None:
-        """Send everything and wait for every answer, or for `stop`."""
-        self.started = now_ns()
-        strategy = self._strategy = strategy_for(self._plan, self.started)
+        """Send everything, from `start_at` on where that is set, and wait for every answer, or for `stop`."""
+        while self.start_at is not None and (left := self.start_at - now_ns()) > 0 and not self._stopping:
+            self._dispatch(min(left, _WAIT_NS))
+        self.started = now_ns() if self.start_at is None else self.start_at
+        strategy = self._strategy = strategy_for(self._plan, self.started, self._spare)
         self._next_check = self._next_progress = self.started
+        self._rest.begin(self.started)
         while True:
             now = now_ns()
             if not self._stopping:
-                for due in strategy.due(now):
-                    self._issue(due.index, due.slot, due.intended)
-            if not self._busy:
-                # A request that failed at once has freed its slot: ask again before believing that nothing is left.
-                if self._stopping or strategy.exhausted:
-                    break
-                if strategy.next_time() is None:
-                    continue
+                self._send_due(now, strategy)
+            if not self._busy and (self._stopping or strategy.exhausted):
+                break
+            # Also where all that was due failed at once: `stop` is heard, and what failed does not pile up.
             self._turn(now, strategy)
         self.ended = now_ns()
-        self._parse(None)
+        self._backlog.parse(None)
+
+    @property
+    def held(self) -> int:
+        """Requests that had to wait because as many as allowed were in flight."""
+        return self._strategy.held if isinstance(self._strategy, OpenLoopStrategy) else 0
+
+    @property
+    def ran_out(self) -> bool:
+        """Were there too few requests for the time the load was to last?"""
+        return isinstance(self._strategy, Until) and not self._stopping and self._strategy.ran_out
 
     def close(self) -> None:
         """Close all connections."""
@@ -140,31 +155,37 @@ class Client:
         self.poller.close()
 
     def _turn(self, now: int, strategy: Strategy) -> None:
-        """One look at the sockets, then whatever time there is goes to parsing."""
+        """A look at the sockets, or several, then whatever time there is goes to parsing."""
         backlog = self._backlog
-        if backlog:
-            full = len(backlog) >= _BACKLOG_READS or self._backlog_bytes >= _BACKLOG_BYTES
-            if (
-                not full
-                and self.kernel_stamps
-                and self.counts.in_flight >= _REST_STREAMS
-                and strategy.next_time() is None
-            ):
-                time.sleep(_REST_S)
-            if not self._dispatch(0 if full else _QUIET_S) or full:
-                self._parse(now_ns() + _PARSE_SLICE_NS)
+        next_time = strategy.next_time()  # what is to be sent at a time of its own must not wait for anything here
+        due = _NEVER_NS if next_time is None else next_time
+        free = due - now
+        if backlog.pieces:
+            fullness = backlog.fullness
+            full, hurry = fullness >= 1, free < _ENOUGH_NS
+            quiet = 0 if full else min(_QUIET_NS, max(0, free)) if hurry else _QUIET_NS
+            rest = until = 0
+            if not full and not hurry:
+                until = min(due - _ENOUGH_NS, self._next_check, self._next_progress)
+                if self.kernel_stamps and self.counts.in_flight >= REST_STREAMS:
+                    rest = self._rest.length
+            if not self._dispatch(quiet, rest, until, due) or full:
+                # The further behind, the longer: where the machine gives too little, reads wait in the kernel, not here.
+                slice_ns = round(_PARSE_SLICE_NS * max(1.0, fullness))
+                backlog.parse(now_ns() + (slice_ns if fullness >= _OVERFULL else min(slice_ns, max(0, free))))
         else:
-            until = min(self._next_check, self._next_progress)
-            next_time = strategy.next_time()
-            if next_time is not None:
-                until = min(until, next_time)
-            if not self._dispatch(max(0, until - now) / NS_PER_S):
+            soon = free <= _TIDY_NS
+            left = max(0, min(self._next_check - now, self._next_progress - now, free if soon else free - _TIDY_NS))
+            if not self._dispatch(left, due=due) and not soon:
                 self._recorder.tidy()
         now = now_ns()
         if now >= self._next_check:
             self._check_limits(now)
         if now >= self._next_progress:
             self._next_progress = now + _PROGRESS_NS
+            self._rest.renew(now, self.counts.in_flight)
+            if not self._stopping:
+                self._pool.refresh(now)
             self._progress(self.counts)
 
     def stop(self) -> None:
@@ -173,25 +194,34 @@ class Client:
         for exchange in list(self._busy):
             self._fail(exchange, Outcome.CANCELLED, "stopped before the answer ended")
 
-    def _dispatch(self, timeout_s: float) -> bool:
-        """Handle all sockets that are ready; False when none was."""
-        handlers = self.poller.handlers
-        before = now_ns()
-        ready = self.poller.poll(timeout_s)
-        for fd, mask in ready:
+    def _dispatch(self, timeout: int, rest: int = 0, until: int = 0, due: int = _NEVER_NS) -> bool:
+        """Handle all sockets that are ready (see `Reader.gather`); False when the last look found none."""
+        reader, backlog, handlers = self.reader, self._backlog, self.poller.handlers
+        others = reader.gather(self.clock.offset(now_ns()), rest, timeout, until, due, backlog.room)
+        self._rest.reads += reader.reads
+        backlog.size += reader.size
+        for number, (fd, mask) in enumerate(others):
             handler = handlers.get(fd)  # gone when an earlier event of this round closed it
             if handler is not None:
                 handler.handle(mask)
-        # What is read next round had not arrived before this one looked.
-        self.looked = before
-        return bool(ready)
+            if number & _LOOK_AFTER == _LOOK_AFTER:
+                self._look_for_due()
+        return not reader.idle
+
+    def _look_for_due(self) -> None:
+        """In the middle of a long round: a request that has its own time is not to wait for the end of it."""
+        strategy, now = self._strategy, now_ns()
+        next_time = None if strategy is None or self._stopping else strategy.next_time()
+        if strategy is not None and next_time is not None and next_time <= now:
+            self._send_due(now, strategy)
+
+    def _send_due(self, now: int, strategy: Strategy) -> None:
+        for due in strategy.due(now):
+            self._issue(due.index, due.slot, due.intended)
 
     def _issue(self, index: int, slot: int, intended: int) -> None:
-        counts = self.counts
         exchange = Exchange(index, self._plan.requests[index], slot, intended, now_ns())
-        counts.issued += 1
-        counts.in_flight += 1
-        counts.max_in_flight = max(counts.max_in_flight, counts.in_flight)
+        self.counts.issue()
         self._send(exchange, self._pool.take())
         if exchange in self._busy:
             self._next_check = min(self._next_check, self._limits.next(exchange)[0])
@@ -214,16 +244,27 @@ class Client:
         self._pool.on_opened(connection)
 
     def received(self, exchange: Exchange, t: int, lag: int | None, data: bytes) -> None:
-        self._backlog.append((exchange, t, lag, data))
-        self._backlog_bytes += len(data)
+        if exchange.cancel_after is not None:  # its tokens are counted as they come
+            exchange.take(t, lag, data)
+            return
+        self._backlog.add(exchange, t, lag, data)
 
     def answered(self, connection: Connection, exchange: Exchange, t: int) -> None:
         reusable = connection.reusable
         connection.exchange = None
         if reusable:
-            self._pool.give(connection)
+            self._pool.give(connection, t)
         else:
             self._pool.drop(connection)
+        self._over(exchange, t)
+
+    def satisfied(self, connection: Connection, exchange: Exchange, t: int) -> None:
+        """As many tokens have come as the plan wanted: the rest is not waited for."""
+        self._pool.drop(connection)
+        if not self._stopping:
+            self._pool.fill()
+        exchange.cut = True
+        self.counts.ended_by_plan += 1
         self._over(exchange, t)
 
     def lost(self, connection: Connection, why: str) -> None:
@@ -260,39 +301,17 @@ class Client:
         exchange.end = end
         del self._busy[exchange]
         self.counts.in_flight -= 1
-        self._backlog.append((exchange, end, None, None))
+        self._backlog.finish(exchange, end)
         if self._strategy is not None:
             self._strategy.ended(exchange.slot, end)
 
     # What waits for a quiet moment.
 
-    def _parse(self, until: int | None) -> None:
-        """Work off the backlog, up to a time or wholly."""
-        backlog = self._backlog
-        while backlog:
-            for _ in range(min(16, len(backlog))):
-                exchange, t, lag, data = backlog.popleft()
-                if data is None:
-                    self._settle(exchange)
-                else:
-                    self._backlog_bytes -= len(data)
-                    exchange.take(t, lag, data)
-            if until is not None and now_ns() >= until:
-                return
-
     def _settle(self, exchange: Exchange) -> None:
         outcome, error, result = exchange.settle(self._plan.ignore_eos)
         if error is not None and self._key:
             error = error.replace(self._key, "***")
-        counts = self.counts
-        counts.done += 1
-        counts.tokens += result.output_tokens
-        counts.coalesced_events += result.coalesced_events
-        if outcome is Outcome.OK:
-            counts.ok += 1
-            counts.not_streamed += exchange.not_streamed
-        else:
-            counts.failed += 1
+        self.counts.settle(exchange, outcome, result, stream=self._plan.stream)
         self._recorder.add(exchange, outcome, error, result)
 
     def _check_limits(self, now: int) -> None:
@@ -302,7 +321,7 @@ class Client:
             deadline, what = limits.next(exchange)
             if deadline <= now and what == FIRST_TOKEN:
                 # Bytes may have come that are not parsed yet: look before judging.
-                self._parse(None)
+                self._backlog.parse(None)
                 deadline, what = limits.next(exchange)
             if deadline <= now:
                 self._fail(exchange, Outcome.TIMEOUT, limits.words(what))

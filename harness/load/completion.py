@@ -15,6 +15,7 @@ import orjson
 
 from results.schema import TOKEN_KINDS, ChunkKind, CountSource
 
+_MOST_COUNTED = 2**31
 _TEXT, _REASONING, _ROLE, _EMPTY = ChunkKind.TEXT, ChunkKind.REASONING, ChunkKind.ROLE, ChunkKind.EMPTY
 
 
@@ -56,6 +57,7 @@ class StreamResult:
     done: bool = False
     chunks_with_tokens: int = 0
     coalesced_events: int = 0
+    usage_disagrees: bool = False  # the ids are not as many as the usage says
     text: str = ""  # this and the ids only when asked for
     token_ids: list[int] = field(default_factory=list)
 
@@ -78,7 +80,9 @@ class CompletionReader:
         result = self.result
         choices = message.get("choices")
         usage = message.get("usage")
-        used = count_of(usage, "completion_tokens") if usage else None
+        used = usage.get("completion_tokens") if type(usage) is dict else None
+        if type(used) is not int or not 0 <= used < _MOST_COUNTED:  # `count_of`, without the price of a call a token
+            used = None
         if used is not None:
             self._usage = usage
         if choices or used is not None:
@@ -118,6 +122,21 @@ class CompletionReader:
             self._count(t, tokens, ids, used is not None)
         result.chunks.append(make_chunk((t, lag, kind, tokens, size)))
 
+    def take_token(
+        self, t: int, lag: int | None, size: int, ids: int | None, used: int | None, prompt: int | None
+    ) -> None:
+        """The same for a message of which all that matters is known: one choice with text and no end, so many ids, and usage
+        of `used` completion and `prompt` prompt tokens."""
+        result, tokens = self.result, ids
+        result.answers = True
+        if used is not None:
+            self._usage = {"prompt_tokens": prompt}
+            if tokens is None and self._continuous is not False and used > self._used:
+                tokens = used - self._used
+            self._used = used
+        self._count(t, tokens, ids, used is not None)
+        result.chunks.append(make_chunk((t, lag, _TEXT, tokens, size)))
+
     def _count(self, t: int, tokens: int | None, ids: int | None, with_usage: bool) -> None:
         """A chunk with generated tokens, as many as `tokens` where that is known."""
         result = self.result
@@ -135,9 +154,15 @@ class CompletionReader:
         result.last_token = t
         result.chunks_with_tokens += 1
 
+    @property
+    def tokens_so_far(self) -> int:
+        """By ids, else continuous usage, else chunks."""
+        return self._ids or (self._continuous and self._used) or self.result.chunks_with_tokens
+
     def finish(self) -> StreamResult:
         """The stream is over: settle the counts."""
         result = self.result
+        result.usage_disagrees = bool(self._ids and self._used and self._ids != self._used)
         result.text = "".join(self._texts or ())
         result.input_tokens = count_of(self._usage, "prompt_tokens")
         if self._ids:
@@ -196,7 +221,7 @@ def plain_result(message: Any) -> StreamResult:
 def count_of(usage: Any, name: str) -> int | None:
     """A count in a usage object, or None where there is none that can be one."""
     count = usage.get(name) if isinstance(usage, dict) else None
-    return count if isinstance(count, int) and 0 <= count < 2**31 else None
+    return count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < _MOST_COUNTED else None
 
 
 def is_error(message: dict[str, Any]) -> bool:
@@ -219,6 +244,6 @@ def error_text(message: Any) -> str:
 
 
 def shorten(text: str, limit: int = 500) -> str:
-    """One line of at most `limit` characters."""
-    text = " ".join(text.split())
+    """One line of at most `limit` characters, without those by which a server could move a terminal's cursor."""
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
     return text if len(text) <= limit else text[: limit - 1] + "…"

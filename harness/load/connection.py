@@ -7,32 +7,36 @@ import os
 import socket
 import ssl
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from harness.load import stamps
 from harness.load.exchange import Exchange
 from harness.load.http import ProtocolError, ResponseDecoder
 from harness.load.poller import ERROR, READ, WRITE, Poller
+from harness.load.reader import READ_SIZE, Reader
 from harness.load.stamps import CONTROL_SIZE, ReceiveClock
 from harness.load.tls import Tls
 from results.clock import now_ns
 
-READ_SIZE = 16 * 1024
 Address = tuple[int, Any]  # family, sockaddr
+# What came of one read: the bytes, control messages, and when it was read (ns).
+Taken: TypeAlias = tuple[bytes, list[tuple[int, int, bytes]], int]
 
 
 class Owner(Protocol):
-    """What a connection tells its client. `looked` is when the loop last looked at all sockets (ns)."""
+    """What a connection tells its client."""
 
     poller: Poller
+    reader: Reader
     clock: ReceiveClock
-    looked: int
 
     def opened(self, connection: Connection) -> None: ...
 
     def received(self, exchange: Exchange, t: int, lag: int | None, data: bytes) -> None: ...
 
     def answered(self, connection: Connection, exchange: Exchange, t: int) -> None: ...
+
+    def satisfied(self, connection: Connection, exchange: Exchange, t: int) -> None: ...
 
     def lost(self, connection: Connection, why: str) -> None: ...
 
@@ -44,11 +48,19 @@ class _State(Enum):
     CLOSED = auto()
 
 
+# Looked up once: `handle` and what it calls run for every token.
+_OPEN = _State.OPEN
+_READ_OR_ERROR = READ | ERROR
+
+
 class Connection:
     """A non-blocking socket in the client's poller. Serves one exchange at a time, which may be given before it is open.
 
     `reused` says that it was open before its request came; `opened_at` is when it became ready. Every way of ending is
     reported once to the owner's `lost`, except `close`, which is the owner's own doing.
+
+    While it is armed, the reader reads for it: it moves `last` and the exchange's `last_read` on, and leaves in `taken` what
+    it could not make sense of, or the error it met.
     """
 
     def __init__(self, owner: Owner, address: Address, tls: ssl.SSLContext | None, host: str) -> None:
@@ -57,11 +69,12 @@ class Connection:
         self.reused = False
         self.opened_at: int | None = None
         self.kernel_stamps = False
+        self.last = 0  # arrivals on one connection never go back
+        self.taken: Taken | OSError | None = None
         self._address = address
         self._tls = Tls(tls, host) if tls is not None else None
         self._out: list[memoryview] = []
         self._decoder = ResponseDecoder()
-        self._last = 0  # arrivals on one connection never go back
         self._more = False  # the last read was full, so the next may find older data
         self._state = _State.CONNECTING
         self._mask = 0
@@ -101,6 +114,7 @@ class Connection:
         self._out = []
         if hasattr(self, "_sock"):
             if self._mask:
+                self.owner.reader.disarm(self._sock.fileno())
                 self.owner.poller.remove(self._sock.fileno())
                 self._mask = 0
             self._sock.close()
@@ -120,10 +134,10 @@ class Connection:
 
     def handle(self, mask: int) -> None:
         """The poller says the socket is ready."""
-        if self._state is _State.OPEN:
-            if mask & (READ | ERROR):
+        if self._state is _OPEN:
+            if mask & _READ_OR_ERROR:
                 self._read()
-            if mask & WRITE and self._state is _State.OPEN:
+            if mask & WRITE and self._state is _OPEN:
                 self._flush()
         elif self._state is _State.CONNECTING:
             self._finish_connect()
@@ -228,20 +242,30 @@ class Connection:
         if self._state is _State.OPEN and self.exchange is not None and self._decoder.head is None:
             self._lost(_words(error))
 
+    def _take(self) -> Taken:
+        """Read the socket, unless the reader has. Raises OSError."""
+        taken = self.taken
+        if taken is None:
+            data, control, _, _ = self._recvmsg(READ_SIZE, CONTROL_SIZE)
+            return data, control, now_ns()
+        self.taken = None
+        if isinstance(taken, OSError):
+            raise taken
+        return taken
+
     def _read(self) -> None:
         try:
-            data, control, _, _ = self._recvmsg(READ_SIZE, CONTROL_SIZE)
+            data, control, now = self._take()
         except BlockingIOError:
             return
         except OSError as error:
             self._lost(_words(error))
             return
         owner = self.owner
-        now = now_ns()
-        t, lag = owner.clock.arrival(control, now, 0 if self._more else owner.looked)
-        if t < self._last:
-            t = self._last
-        self._last = t
+        t, lag = owner.clock.arrival(control, now, 0 if self._more else owner.reader.looked)
+        if t < self.last:
+            t = self.last
+        self.last = t
         self._more = len(data) == READ_SIZE
         exchange = self.exchange
         if not data:
@@ -273,6 +297,11 @@ class Connection:
             owner.received(exchange, t, lag, piece)
         if decoder.done:
             owner.answered(self, exchange, t)
+        elif exchange.cancel_after is not None:
+            if exchange.tokens_seen >= exchange.cancel_after:
+                owner.satisfied(self, exchange, t)
+        elif decoder.between_chunks and self._tls is None and self._mask == READ and not self._more:
+            owner.reader.arm(self._sock.fileno(), self, exchange)
 
     def _end_of_stream(self, t: int) -> None:
         exchange, decoder = self.exchange, self._decoder
@@ -294,6 +323,11 @@ class Connection:
             and not self._decoder.excess
             and self.fully_sent
         )
+
+    @property
+    def patience_s(self) -> int | None:
+        """How long (s) the server will let it idle after the answer it gave, where that is known."""
+        return self._decoder.head.patience_s if self._decoder.head is not None else None
 
     def _lost(self, why: str) -> None:
         exchange = self.exchange

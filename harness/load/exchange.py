@@ -8,7 +8,7 @@ from harness.load.completion import StreamResult, error_text, plain_result, shor
 from harness.load.http import Head
 from harness.load.plan import RequestPlan
 from harness.load.sse import StreamParser
-from results.schema import CountSource, Outcome
+from results.schema import ENDED_BY_PLAN, CountSource, Outcome
 
 # Of a body that is no stream this much is kept.
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -22,8 +22,10 @@ class Exchange:
         "_body",
         "_body_size",
         "_parser",
+        "cancel_after",
         "connect_end",
         "connect_start",
+        "cut",
         "end",
         "failure",
         "first_byte",
@@ -51,6 +53,8 @@ class Exchange:
         self.head: Head | None = None
         self.failure: tuple[Outcome, str] | None = None
         self.retried = False
+        self.cancel_after = plan.cancel_after_tokens
+        self.cut = False  # ended by the client when its plan was fulfilled
         self._parser: StreamParser | None = None
         self._body: list[bytes] | None = None
         self._body_size = 0
@@ -59,6 +63,11 @@ class Exchange:
     def token_seen(self) -> bool:
         """Has a generated token been found in what was parsed so far?"""
         return self._parser is not None and self._parser.result.first_token is not None
+
+    @property
+    def tokens_seen(self) -> int:
+        """Generated tokens in what was parsed so far."""
+        return self._parser.tokens_so_far if self._parser is not None else 0
 
     def take(self, t: int, lag: int | None, data: bytes) -> None:
         """A piece of the body, in order; called when there is time for it, not when it arrives."""
@@ -91,9 +100,17 @@ class Exchange:
         """Outcome, error text and counts; called once, after the last `take`.
 
         A 200 answer in one JSON object is understood whether or not streaming was asked for: its tokens are counted
-        from its usage, and it has no chunks and so no first token.
+        from its usage, it has no chunks and so no first token, and its last token came with its last byte. One that the
+        client ended because its plan was fulfilled is answered in full.
         """
-        result = self._parser.finish() if self._parser is not None else self._plain_result()
+        if self._parser is not None:
+            result = self._parser.finish()
+            if self.cut:
+                result.finish_reason = ENDED_BY_PLAN
+        else:
+            result = self._plain_result()
+            if result.output_tokens or result.wrote:
+                result.last_token = self.end  # no token has a time of its own, but the last came with the last byte
         outcome, error = self._judge(result, ignore_eos)
         return outcome, error, result
 
@@ -117,6 +134,8 @@ class Exchange:
             return self.failure
         if result.finish_reason in ("error", "abort"):
             return Outcome.STREAM_ERROR, f"the server ended the answer with finish_reason {result.finish_reason!r}"
+        if self.cut:
+            return Outcome.OK, None
         if not result.terminal:
             return Outcome.TRUNCATED, "the answer ended without finish_reason, usage or [DONE]"
         if self.plan.output_tokens > 0 and not result.output_tokens and not result.wrote:

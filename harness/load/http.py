@@ -9,14 +9,31 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import lru_cache
 
 from harness.load.plan import LoadPlan, RequestPlan
 from results.schema import REQUEST_ID_HEADER
 
 MAX_HEAD_BYTES = 64 * 1024
 _MAX_SIZE_LINE = 4096
+_MAX_LENGTH_DIGITS = 18
+_STATUS = re.compile(r"[0-9]{3}")
 _match_size = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n").match
+_KEEP_TIMEOUT = re.compile(r"(?:^|[\s,;])timeout\s*=\s*([0-9]{1,6})", re.IGNORECASE)
+# Servers that do not say how long they let a connection idle, and how long they do (s) unless told otherwise.
+_PATIENCE_S = {"uvicorn": 5}
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
+
+
+@lru_cache(maxsize=4096)
+def _size_line(length: int) -> bytes:
+    """The line before a chunk that fills a read of `length` bytes, as most servers write it; for a length that cannot be one,
+    what no size line begins with."""
+    for digits in range(1, 9):
+        size = length - digits - 4
+        if size > 0 and len(f"{size:x}") == digits:
+            return b"%x\r\n" % size
+    return b"\n"
 
 
 class ProtocolError(Exception):
@@ -59,12 +76,18 @@ class Head:
             return "keep-alive" in connection
         return "close" not in connection
 
+    @property
+    def patience_s(self) -> int | None:
+        """How long (s) the server lets a connection idle, where that is known."""
+        told = _KEEP_TIMEOUT.search(self.headers.get("keep-alive", ""))
+        return int(told[1]) if told else _PATIENCE_S.get(self.headers.get("server", "").lower())
+
 
 def parse_head(block: bytes) -> Head:
     """Parse a head without its final blank line. Raises ProtocolError."""
     lines = block.decode("latin-1").split("\n")
     words = lines[0].rstrip("\r").split(" ", 2)
-    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not (words[1].isdigit() and len(words[1]) == 3):
+    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not _STATUS.fullmatch(words[1]):
         raise ProtocolError(f"the answer does not begin with an HTTP/1.x status line: {lines[0][:80]!r}")
     head = Head(int(words[1]), 0 if words[0] == "HTTP/1.0" else 1)
     for line in lines[1:]:
@@ -119,6 +142,11 @@ class ResponseDecoder:
             return f"with {self._left} bytes of the body still to come"
         return "before the last chunk of the body"
 
+    @property
+    def between_chunks(self) -> bool:
+        """What comes next begins with the size line of a chunk, or ends the body."""
+        return self._state is _State.SIZE and not self._buffer
+
     def end_of_stream(self) -> None:
         """The connection was closed properly: the end of a body without a length of its own."""
         if self._state is _State.CLOSE:
@@ -127,14 +155,26 @@ class ResponseDecoder:
     def feed(self, data: bytes) -> list[bytes]:
         """Take what was read; the pieces of body in it. Raises ProtocolError."""
         # The common case by far: between two chunks, and the read is exactly one chunk (one event of a stream).
-        if self._state is _State.SIZE and not self._buffer:
-            found = _match_size(data)
-            if found is not None:
-                start = found.end()
-                size = int(found[1], 16)
-                if size and start + size + 2 == len(data) and data.endswith(b"\r\n"):
-                    return [data[start:-2]]
+        if self.between_chunks:
+            line = _size_line(len(data))
+            if data.startswith(line) and data.endswith(b"\r\n"):
+                return [data[len(line) : -2]]
+            return self._feed_chunks(data)
         return self._feed(data)
+
+    def _feed_chunks(self, data: bytes) -> list[bytes]:
+        """A read that begins with a chunk: the whole ones in a quick way, what follows them with care."""
+        pieces, position, length = [], 0, len(data)
+        while (found := _match_size(data, position)) is not None:
+            start = found.end()
+            end = start + int(found[1], 16)
+            if end == start or end + 2 > length or data[end : end + 2] != b"\r\n":
+                break
+            pieces.append(data[start:end])
+            position = end + 2
+        if position < length:
+            pieces += self._feed(data[position:] if position else data)
+        return pieces
 
     def _feed(self, data: bytes) -> list[bytes]:
         pieces: list[bytes] = []
@@ -219,8 +259,8 @@ class ResponseDecoder:
         elif length is not None:
             values = {value.strip() for value in length.split(",")}
             text = values.pop()
-            if values or not (text.isascii() and text.isdigit()):
-                raise ProtocolError(f"content-length {length[:40]!r} is not a number")
+            if values or not (text.isascii() and text.isdigit()) or len(text) > _MAX_LENGTH_DIGITS:
+                raise ProtocolError(f"content-length {length[:40]!r} is not a number of bytes")
             self._left = int(text)
             self._state = _State.LENGTH if self._left else _State.DONE
         else:

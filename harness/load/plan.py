@@ -7,17 +7,15 @@ here, only the name of the environment variable that holds it.
 from __future__ import annotations
 
 import os
-import random
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import orjson
 
 from backends.http_probe import ServerURL
 from results.errors import UsageError
-from results.files import read_json, store_error, write_atomic
+from results.files import read_json, write_atomic
 
 PLAN_FILE = "plan.json"
 BODIES_FILE = "bodies.jsonl"
@@ -38,7 +36,11 @@ class RequestTimeouts:
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """One request. `slot` None: whichever slot is free takes it. The body is `length` bytes at `offset`."""
+    """One request. `slot` None: whichever slot is free takes it. The body is `length` bytes at `offset`.
+
+    `at` (ns after the start) is when an open loop sends it. With `cancel_after_tokens` the client ends the answer when so many
+    tokens have come: a natural length that no engine has to be trusted for.
+    """
 
     id: str
     input_tokens: int | None
@@ -46,6 +48,8 @@ class RequestPlan:
     offset: int
     length: int
     slot: int | None = None
+    at: int | None = None
+    cancel_after_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +63,38 @@ class BatchMode:
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyMode:
-    """A closed loop of `slots`, each sending its next request when its last has ended."""
+    """A closed loop of `slots`, each sending its next request `think_ns` after its last has ended."""
 
     slots: int
+    think_ns: int = 0
     mode: Literal["concurrency"] = "concurrency"
 
 
-Mode = BatchMode | ConcurrencyMode
-_MODES: dict[str, type[BatchMode] | type[ConcurrencyMode]] = {"batch": BatchMode, "concurrency": ConcurrencyMode}
+@dataclass(frozen=True, slots=True)
+class OpenMode:
+    """Each request at its time (`RequestPlan.at`), with at most `max_in_flight` out at once where that is given."""
+
+    max_in_flight: int | None = None
+    mode: Literal["open"] = "open"
+
+
+Mode = BatchMode | ConcurrencyMode | OpenMode
+_MODES: dict[str, type[BatchMode] | type[ConcurrencyMode] | type[OpenMode]] = {
+    "batch": BatchMode,
+    "concurrency": ConcurrencyMode,
+    "open": OpenMode,
+}
+# An open loop without a cap may have any number in flight: so many connections are held ready for it.
+_READY_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     """Everything the worker needs. `folder` holds the bodies, `out_dir` gets the event files.
 
-    With `ignore_eos` an answer of fewer tokens than asked has outcome `short`; without it lengths are natural.
+    With `ignore_eos` an answer of fewer tokens than asked has outcome `short`; without it lengths are natural. A closed loop
+    sends nothing more once `duration_ns` have passed; what is in flight then still ends. Of several workers each has its part
+    of the slots (`first_slot`, then every `slot_step`th), and with `wait_for_start` it begins when it is told to.
     """
 
     target: ServerURL
@@ -86,13 +107,25 @@ class LoadPlan:
     api_key_env: str | None = None
     ignore_eos: bool = True
     stream: bool = True
+    duration_ns: int | None = None
     worker: int = 0
+    first_slot: int = 0
+    slot_step: int = 1
+    wait_for_start: bool = False
 
     @property
     def connections(self) -> int:
-        """How many requests can be in flight at once."""
-        most = self.mode.batch if isinstance(self.mode, BatchMode) else self.mode.slots
-        return min(most, len(self.requests))
+        """How many connections to hold ready. An answer that the client ends costs its connection: then there is another for
+        each request in flight, so that the next one need not wait for it to be opened."""
+        ends = any(request.cancel_after_tokens is not None for request in self.requests)
+        return min((1 + ends) * (self.most_in_flight or _READY_CONNECTIONS), len(self.requests))
+
+    @property
+    def most_in_flight(self) -> int | None:
+        """How many requests can be in flight at once; None where nothing caps them."""
+        if isinstance(self.mode, BatchMode):
+            return self.mode.batch
+        return self.mode.slots if isinstance(self.mode, ConcurrencyMode) else self.mode.max_in_flight
 
     @property
     def bodies_path(self) -> Path:
@@ -141,118 +174,3 @@ class LoadPlan:
             return cls.from_json(data)
         except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{path} is not a load plan: {type(error).__name__} {error}.") from error
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedBody:
-    """A request as the parent hands it over: its id, encoded body and lengths (`input_tokens` None: a text nobody counted)."""
-
-    id: str
-    body: bytes
-    input_tokens: int | None
-    output_tokens: int
-    slot: int | None = None
-
-
-class LoadLike(Protocol):
-    """What `build_plan` reads of an experiment's load (BatchLoad, ConcurrencyLoad)."""
-
-    @property
-    def mode(self) -> str: ...
-
-    @property
-    def value(self) -> int: ...
-
-    @property
-    def requests(self) -> int: ...
-
-
-class TimeoutsLike(Protocol):
-    """What `build_plan` reads of an experiment's timeouts."""
-
-    @property
-    def connect_s(self) -> float: ...
-
-    @property
-    def first_token_s(self) -> float: ...
-
-    @property
-    def between_tokens_s(self) -> float: ...
-
-    @property
-    def total_s(self) -> float: ...
-
-
-def mode_of(load: LoadLike) -> Mode:
-    """The worker's form of an experiment's load."""
-    if load.mode == "batch":
-        return BatchMode(load.value, load.requests // load.value)
-    if load.mode == "concurrency":
-        return ConcurrencyMode(load.value)
-    raise UsageError(f"The load worker does not know the mode {load.mode!r}; it knows {', '.join(sorted(_MODES))}.")
-
-
-def build_plan(
-    load: LoadLike,
-    bodies: Iterable[PlannedBody],
-    *,
-    url: str,
-    folder: Path,
-    timeouts: TimeoutsLike | None = None,
-    api_key_env: str | None = None,
-    ignore_eos: bool = True,
-    stream: bool = True,
-    path: str = "/v1/completions",
-) -> LoadPlan:
-    """Write the bodies into `folder` and return the plan that sends them.
-
-    As many bodies as `load.requests` are needed, each on one line of JSON, each id fit for a header and used once.
-    Raises UsageError otherwise, StoreError when the file cannot be written.
-    """
-    requests: list[RequestPlan] = []
-    seen: set[str] = set()
-    offset = 0
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / BODIES_FILE).open("wb") as file:
-            for item in bodies:
-                if b"\n" in item.body:
-                    raise UsageError(f"The body of request {item.id!r} is not on one line.")
-                if not item.id or not item.id.isascii() or not item.id.isprintable() or item.id in seen:
-                    raise UsageError(f"{item.id!r} cannot name a request: ids are printable ASCII and used once.")
-                seen.add(item.id)
-                file.write(item.body + b"\n")
-                requests.append(
-                    RequestPlan(item.id, item.input_tokens, item.output_tokens, offset, len(item.body), item.slot)
-                )
-                offset += len(item.body) + 1
-    except OSError as error:
-        raise store_error(folder / BODIES_FILE, error) from error
-    if len(requests) != load.requests:
-        raise UsageError(f"The load sends {load.requests} requests, but {len(requests)} bodies were given.")
-    limits = RequestTimeouts()
-    if timeouts is not None:
-        limits = RequestTimeouts(
-            timeouts.connect_s, timeouts.first_token_s, timeouts.between_tokens_s, timeouts.total_s
-        )
-    return LoadPlan(
-        target=ServerURL.parse(url),
-        mode=mode_of(load),
-        requests=tuple(requests),
-        folder=str(folder),
-        path=path,
-        timeouts=limits,
-        api_key_env=api_key_env,
-        ignore_eos=ignore_eos,
-        stream=stream,
-    )
-
-
-def anti_lock_lengths(output_lens: Sequence[int], slots: int, seed: int) -> list[int]:
-    """Output lengths with the first request of each slot shortened to a length uniform in [1, asked].
-
-    A closed loop of equal lengths locks in phase: all requests start and end together for ever. The first `slots`
-    requests are the first ones of the slots, since slots take requests in order.
-    """
-    draw = random.Random(seed)
-    return [draw.randint(1, asked) if i < slots else asked for i, asked in enumerate(output_lens)]

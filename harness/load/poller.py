@@ -10,6 +10,7 @@ from typing import Protocol
 
 READ, WRITE = 1, 4
 ERROR = 8 | 16  # error, hang-up: the numbers are the same for poll and epoll
+_SELECT_LIMIT = 1024  # descriptors that select can be asked about are below this
 
 
 class Handler(Protocol):
@@ -24,8 +25,8 @@ class Poller:
     def __init__(self) -> None:
         self.handlers: dict[int, Handler] = {}
         # Both have register, modify and unregister of the same form; only poll differs.
-        self._epoll = select.epoll() if hasattr(select, "epoll") else None
-        self._set = self._epoll if self._epoll is not None else select.poll()
+        self.epoll = select.epoll() if hasattr(select, "epoll") else None
+        self._set = self.epoll if self.epoll is not None else select.poll()
 
     def add(self, fd: int, mask: int, handler: Handler) -> None:
         self._set.register(fd, mask)
@@ -39,14 +40,24 @@ class Poller:
         del self.handlers[fd]
 
     def poll(self, timeout_s: float) -> list[tuple[int, int]]:
-        """(descriptor, mask) of all that are ready; waits at most `timeout_s`."""
-        if self._epoll is not None:
+        """(descriptor, mask) of all that are ready; waits at most `timeout_s`, not even a millisecond more."""
+        ready = self._look(0)
+        if ready or timeout_s <= 0:
+            return ready
+        # epoll and poll count in whole milliseconds, but an epoll can itself be waited for, by a call that counts in microseconds.
+        if self.epoll is None or self.epoll.fileno() >= _SELECT_LIMIT:
+            return self._look(int(timeout_s * 1000))
+        select.select([self.epoll], [], [], timeout_s)
+        return self._look(0)
+
+    def _look(self, timeout_ms: int) -> list[tuple[int, int]]:
+        if self.epoll is not None:
             # Without the second argument at most 1,023 are reported, and the rest would look late.
-            return self._epoll.poll(timeout_s, len(self.handlers) + 1)
-        return self._set.poll(int(timeout_s * 1000) + (timeout_s > 0))
+            return self.epoll.poll(timeout_ms / 1000, len(self.handlers) + 1)
+        return self._set.poll(timeout_ms)
 
     def close(self) -> None:
         """Forget all descriptors (they are their owners' to close)."""
         self.handlers.clear()
-        if self._epoll is not None:
-            self._epoll.close()
+        if self.epoll is not None:
+            self.epoll.close()

@@ -72,6 +72,7 @@ class LoadProcess:
         self._errors = b""
         self._last: Progress | None = None
         self._finished = False
+        self._ready = False
         self._out_dir = Path()
 
     def start(self, plan: LoadPlan, out_dir: Path) -> None:
@@ -116,12 +117,24 @@ class LoadProcess:
         """Has the worker said that it is through? (`poll` keeps this up to date.)"""
         return self._finished
 
+    @property
+    def ready(self) -> bool:
+        """Has it said that it waits for `begin`? (`poll` keeps this up to date.)"""
+        return self._ready
+
+    def begin(self, at_ns: int) -> None:
+        """Tell a worker whose plan has `wait_for_start` when to begin (monotonic ns)."""
+        self._tell(b"start %d\n" % at_ns)
+
     def stop(self) -> None:
         """Ask it to cancel what is in flight, write what was measured and end. Does not wait."""
+        self._tell(b"stop\n")
+
+    def _tell(self, line: bytes) -> None:
         child = self._started()
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):
-            child.stdin.write(b"stop\n")
+            child.stdin.write(line)
 
     def wait(self, timeout_s: float) -> LoadResult:
         """Until the worker has ended; what it wrote. Raises LoadWorkerError (also when it takes longer)."""
@@ -200,6 +213,9 @@ class LoadProcess:
     def _take(self, line: bytes) -> None:
         try:
             message = orjson.loads(line)
+            if "ready" in message:
+                self._ready = True
+                return
             if "error" in message:
                 raise LoadWorkerError(str(message["error"]), exit_code=int(message["exit_code"]), stderr=self._stderr())
             self._last = Progress(

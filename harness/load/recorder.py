@@ -1,7 +1,8 @@
 """What was measured, as columns, and its Parquet files.
 
-Chunks are kept in arrays of machine integers (29 bytes each) and go to the file in groups, so a long run needs no more
-memory than a short one. Files appear under their final names only when they are whole.
+Chunks are kept in arrays of machine integers (29 bytes each). Chunks and requests go to their files in groups, small ones
+since nothing is read meanwhile, so a long run needs no more memory than a short one. Files appear under their final names
+only when they are whole.
 """
 
 from __future__ import annotations
@@ -23,9 +24,15 @@ from results.schema import CHUNKS, REQUESTS, ChunkKind, Outcome
 
 _KINDS = list(ChunkKind)
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
+_TEXT = ChunkKind.TEXT
+_TEXT_CODE = _CODES[_TEXT]
 _UNKNOWN = -1
-_GROUP_ROWS = 500_000
-_MAX_ROWS = 2_000_000
+# A group of chunks takes some milliseconds to write: less than there is between two tokens of most streams, so that no two of
+# a stream come together for it. Where there is no quiet moment it is written all the same, before it takes longer than that.
+_GROUP_ROWS = 32_768
+_MAX_ROWS = 65_536
+_GROUP_REQUESTS = 2_000
+_MAX_REQUESTS = 4_000
 
 
 class EventRecorder:
@@ -34,16 +41,22 @@ class EventRecorder:
     def __init__(self, plan: LoadPlan, out_dir: Path) -> None:
         self._plan, self._out_dir = plan, out_dir
         self._ids = pa.array([request.id for request in plan.requests], pa.string())
-        self._requests: dict[str, list[Any]] = {name: [] for name in REQUESTS.names}
+        self._clear_requests()
         self._clear()
         self._partial = out_dir / ".chunks.parquet.tmp"
+        self._partial_requests = out_dir / ".requests.parquet.tmp"
         self.chunks = 0
         self.lags = 0  # chunks that came with a kernel stamp
         self.outcomes: dict[str, int] = {outcome.value: 0 for outcome in Outcome}
         try:
             self._writer = pq.ParquetWriter(self._partial, CHUNKS)
+            self._request_writer = pq.ParquetWriter(self._partial_requests, REQUESTS)
         except (OSError, pa.ArrowException) as error:
             raise _error(self._partial, error) from error
+
+    def _clear_requests(self) -> None:
+        self._waiting = 0
+        self._requests: dict[str, list[Any]] = {name: [] for name in REQUESTS.names}
 
     def _clear(self) -> None:
         self._index, self._t, self._lag = array("i"), array("q"), array("q")
@@ -55,7 +68,7 @@ class EventRecorder:
         plan, head = exchange.plan, exchange.head
         row = {
             "request_id": plan.id,
-            "slot": exchange.slot,
+            "slot": self._plan.first_slot + exchange.slot * self._plan.slot_step,
             "worker": self._plan.worker,
             "intended": exchange.intended,
             "queued": exchange.queued,
@@ -79,23 +92,40 @@ class EventRecorder:
         }
         for name, column in self._requests.items():
             column.append(row[name])
+        self._waiting += 1
+        if self._waiting > _MAX_REQUESTS:
+            self._write_requests()
         if result.chunks:
             t, lag, kind, tokens, size = zip(*result.chunks, strict=True)
             self.chunks += len(t)
             self.lags += len(lag) - lag.count(None)
             self._index.extend([exchange.index] * len(t))
             self._t.extend(t)
-            self._lag.extend([_UNKNOWN if value is None else value for value in lag])
-            self._kind.extend([_CODES[value] for value in kind])
-            self._tokens.extend([_UNKNOWN if value is None else value for value in tokens])
+            self._lag.extend([_UNKNOWN if value is None else value for value in lag] if None in lag else lag)
+            # The hash of an Enum's member is computed in Python, so the usual one is told by identity.
+            self._kind.extend([_TEXT_CODE if value is _TEXT else _CODES[value] for value in kind])
+            self._tokens.extend(
+                [_UNKNOWN if value is None else value for value in tokens] if None in tokens else tokens
+            )
             self._bytes.extend(size)
             if len(self._t) > _MAX_ROWS:
                 self._write_group()
 
     def tidy(self) -> None:
-        """A quiet moment: hand a full group to the file."""
+        """A quiet moment: hand a full group to its file."""
         if len(self._t) >= _GROUP_ROWS:
             self._write_group()
+        elif self._waiting >= _GROUP_REQUESTS:
+            self._write_requests()
+
+    def _write_requests(self) -> None:
+        if not self._waiting:
+            return
+        try:
+            self._request_writer.write_table(pa.Table.from_pydict(self._requests, schema=REQUESTS))
+        except (OSError, pa.ArrowException) as error:
+            raise _error(self._partial_requests, error) from error
+        self._clear_requests()
 
     def _write_group(self) -> None:
         if not self._t:
@@ -121,12 +151,12 @@ class EventRecorder:
     def commit(self) -> None:
         """Write what is left and give the files their names."""
         self._write_group()
-        requests = self._out_dir / ".requests.parquet.tmp"
+        self._write_requests()
         try:
             self._writer.close()
-            pq.write_table(pa.Table.from_pydict(self._requests, schema=REQUESTS), requests)
+            self._request_writer.close()
             self._partial.replace(self._out_dir / "chunks.parquet")
-            requests.replace(self._out_dir / "requests.parquet")
+            self._partial_requests.replace(self._out_dir / "requests.parquet")
         except (OSError, pa.ArrowException) as error:
             raise _error(self._out_dir, error) from error
 

@@ -7,17 +7,31 @@ chunk's time is the arrival of the read that completes its event.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import orjson
+from orjson import loads
 
+from harness.load.compiled import compiled
 from harness.load.completion import Chunk, CompletionReader, StreamResult, error_text, is_error, shorten
 from results.schema import ChunkKind
 
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 _NOT_JSON = object()
-_CR = 13  # looked for as a number: much cheaper than as bytes
+_LF, _CR = 10, 13  # looked for as numbers: much cheaper than as bytes
+_FRAME = len(b"data: " + b"\n\n")
+
+Scan = Callable[[bytes], tuple[int | None, int | None, int | None] | None]
+
+
+def nothing(data: bytes) -> None:
+    """The scan where it is not compiled: every event is read with care."""
+
+
+_event = compiled("event")
+# The ids, completion tokens and prompt tokens (None where not told) of a read that is one ordinary event with a token's text.
+scan: Scan = nothing if _event is None else _event.scan
 
 
 def parse_stream(reads: Iterable[tuple[int, int | None, bytes]], *, keep_text: bool = False) -> StreamResult:
@@ -31,11 +45,13 @@ def parse_stream(reads: Iterable[tuple[int, int | None, bytes]], *, keep_text: b
 class StreamParser:
     """The same, bit by bit: `feed` each read, then `finish`. Holds one event's bytes at most (`MAX_EVENT_BYTES`)."""
 
-    __slots__ = ("_data", "_event", "_held", "_parts", "_reader", "_skip_lf", "_take", "result")
+    __slots__ = ("_data", "_event", "_held", "_parts", "_reader", "_scan", "_skip_lf", "_take", "_take_token", "result")
 
     def __init__(self, *, keep_text: bool = False) -> None:
         self._reader = CompletionReader(keep_text=keep_text)
         self._take = self._reader.take
+        self._take_token = self._reader.take_token
+        self._scan = nothing if keep_text else scan
         self.result = self._reader.result
         self._parts: list[bytes] = []  # pieces of an incomplete line
         self._held = 0  # bytes of the incomplete event
@@ -46,15 +62,25 @@ class StreamParser:
     def feed(self, t: int, lag: int | None, data: bytes) -> None:
         """Take one read: bytes that arrived at `t`."""
         # The common case: one whole event of one line, and nothing left over from before.
-        if (
-            not self._held
-            and not self._skip_lf
-            and data.startswith(b"data: ")
-            and data.endswith(b"\n\n")
-            and data.find(b"\n") == len(data) - 2
-            and _CR not in data
+        whole = not self._held and not self._skip_lf
+        if whole and (found := self._scan(data)) is not None:
+            self._take_token(t, lag, len(data) - _FRAME, *found)
+        elif (
+            whole and data.find(_LF) == len(data) - 2 and data[-1] == _LF and data[:6] == b"data: " and _CR not in data
         ):
-            self._dispatch(t, lag, data[6:-2], b"")
+            data = data[6:-2]
+            try:
+                message = loads(data)
+                ordinary = "error" not in message and message.get("object") != "error"
+            except (ValueError, AttributeError, TypeError):
+                ordinary = False
+            if not ordinary:
+                self._dispatch(t, lag, data, b"")
+                return
+            try:  # `_message`, without the price of a call a token
+                self._take(t, lag, message, len(data))
+            except (AttributeError, TypeError):
+                self._unknown_shape(t, lag, data)
         else:
             self._feed_lines(t, lag, data)
 
@@ -83,7 +109,8 @@ class StreamParser:
             self._line(t, lag, line)
         if rest:
             self._parts.append(rest)
-        self._held = len(rest) + sum(map(len, self._data)) + len(self._event)
+        # A data line counts with its end: one without a value is a part of the event as well.
+        self._held = len(rest) + sum(map(len, self._data)) + len(self._data) + len(self._event)
         if self._held > MAX_EVENT_BYTES:
             self._too_large(t, lag)
 
@@ -120,7 +147,7 @@ class StreamParser:
             if not text:
                 return
         try:
-            message = orjson.loads(data)
+            message = loads(data)
         except orjson.JSONDecodeError:
             message = _lenient(data)
         if message is _NOT_JSON:
@@ -128,15 +155,27 @@ class StreamParser:
         elif not isinstance(message, dict) or event == b"error" or is_error(message):
             self._fail(t, lag, error_text(message), len(data))
         else:
-            try:
-                self._take(t, lag, message, len(data))
-            except (AttributeError, TypeError):
-                self._fail(t, lag, f"an event of unknown shape: {shorten(data.decode('utf-8', 'replace'))}", len(data))
+            self._message(t, lag, message, data)
+
+    def _message(self, t: int, lag: int | None, message: dict[str, Any], data: bytes) -> None:
+        """An event of the protocol, or one that looks like it."""
+        try:
+            self._take(t, lag, message, len(data))
+        except (AttributeError, TypeError):
+            self._unknown_shape(t, lag, data)
+
+    def _unknown_shape(self, t: int, lag: int | None, data: bytes) -> None:
+        self._fail(t, lag, f"an event of unknown shape: {shorten(data.decode('utf-8', 'replace'))}", len(data))
 
     def _fail(self, t: int, lag: int | None, text: str, size: int) -> None:
         if self.result.error is None:
             self.result.error = text
         self.result.chunks.append(Chunk(t, lag, ChunkKind.ERROR, None, size))
+
+    @property
+    def tokens_so_far(self) -> int:
+        """Generated tokens in the events that are complete, by the best count there is."""
+        return self._reader.tokens_so_far
 
     def finish(self) -> StreamResult:
         """The stream is over. An event without its blank line is not an event."""

@@ -20,7 +20,7 @@ CONTROL_SIZE = socket.CMSG_SPACE(16)
 _unpack = struct.Struct("qq").unpack
 _RENEW_NS = NS_PER_S
 # How far a converted stamp may lie outside the time since the socket was last looked at, before it is not believed.
-_SLACK_NS = 50 * NS_PER_MS
+SLACK_NS = 50 * NS_PER_MS
 
 
 def enable(sock: socket.socket) -> bool:
@@ -49,6 +49,12 @@ class ReceiveClock:
         self._offset = pair.wall_ns - pair.monotonic_ns
         self._renewed = now
 
+    def offset(self, now: int) -> int:
+        """Wall-clock less monotonic time (ns), read anew every second."""
+        if now - self._renewed > _RENEW_NS:
+            self.renew(now)
+        return self._offset
+
     def arrival(self, control: list[tuple[int, int, bytes]], now: int, looked: int) -> tuple[int, int | None]:
         """(arrival, lag) in ns of data read at `now` from a socket that had nothing to read at `looked`.
 
@@ -56,12 +62,11 @@ class ReceiveClock:
         """
         if not control or control[0][1] != SO_TIMESTAMPNS:
             return now, None
-        if now - self._renewed > _RENEW_NS:
-            self.renew(now)
+        offset = self.offset(now)
         seconds, nanoseconds = _unpack(control[0][2])
         wall = seconds * NS_PER_S + nanoseconds
-        arrived: int = wall - self._offset
-        if looked - _SLACK_NS <= arrived <= now:
+        arrived: int = wall - offset
+        if looked - SLACK_NS <= arrived <= now:
             return arrived, now - arrived
         return self._doubtful(wall, now, looked)
 
@@ -70,7 +75,7 @@ class ReceiveClock:
         self.renew(now)
         arrived = wall - self._offset
         # The pair itself is uncertain by a fraction of a microsecond, so "just now" may come out just after now.
-        if looked - _SLACK_NS <= arrived <= now + NS_PER_MS:
+        if looked - SLACK_NS <= arrived <= now + NS_PER_MS:
             arrived = min(arrived, now)
             return arrived, now - arrived
         self.disbelieved += 1

@@ -2,7 +2,8 @@
 
 It writes requests.parquet, chunks.parquet and load.json into the plan's `out_dir`.
 stdout: JSON lines, progress a few times a second, then one with "finished" or one with "error".
-stdin: the line `stop` cancels what is in flight and keeps what was measured; its end means that the parent is gone.
+stdin: the line `stop` cancels what is in flight and keeps what was measured; `start NS` begins a plan that waits for it, at
+that instant of the monotonic clock; the end of stdin means that the parent is gone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 import os
 import signal
 import sys
@@ -19,7 +21,9 @@ from typing import Any
 
 import orjson
 
-from harness.load.client import Client, Counts
+from harness.load.client import Client
+from harness.load.compiled import not_loaded
+from harness.load.counts import Counts
 from harness.load.plan import RESULT_FILE, LoadPlan
 from harness.load.pool import raise_descriptor_limit
 from harness.load.recorder import EventRecorder
@@ -54,20 +58,36 @@ class _Channel:
             os._exit(1)
         self._held += data
         *lines, self._held = self._held.split(b"\n")
-        if self._client is not None and b"stop" in [line.strip() for line in lines]:
-            self._client.stop()
+        if self._client is None:
+            return
+        for line in lines:
+            word, _, rest = line.strip().partition(b" ")
+            if word == b"stop":
+                self._client.stop()
+            elif word == b"start" and rest.isdigit():
+                self._client.start_at = int(rest)
+
+    def ready(self) -> None:
+        """Tell the parent that the connections are open, and that `start` is waited for."""
+        self._say({"ready": True})
 
     def progress(self, counts: Counts) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(1, self._line(counts))
 
     def last(self, message: dict[str, Any]) -> None:
+        """The last word: whatever the parent does, it must be able to read it."""
+        self._say(message)
+
+    def _say(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.set_blocking(1, True)
         # A parent that is gone cannot be told anything.
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.buffer.write(orjson.dumps(message) + b"\n")
             sys.stdout.buffer.flush()
+        with contextlib.suppress(OSError):
+            os.set_blocking(1, False)
 
     def finished(self, counts: Counts) -> None:
         self.last({"finished": True, **orjson.loads(self._line(counts))})
@@ -89,19 +109,26 @@ def carry_out(plan: LoadPlan, channel: _Channel) -> Counts:
     """Send the plan's requests and write what came of them. Raises DynoError."""
     out_dir = Path(plan.out_dir)
     key = plan.api_key()
-    raise_descriptor_limit(plan.connections)
+    most = plan.most_in_flight
+    spare = raise_descriptor_limit(
+        len(plan.requests) if most is None else min(most, len(plan.requests)), needed=most is not None
+    )
     try:
-        bodies = plan.bodies_path.read_bytes()
+        bodies = map_bodies(plan.bodies_path)
     except OSError as error:
         raise UsageError(f"Cannot read the request bodies {plan.bodies_path}: {error.strerror or error}.") from error
     recorder = EventRecorder(plan, out_dir)
-    client = Client(plan, bodies, key, recorder, channel.progress)
+    client = Client(plan, bodies, key, recorder, channel.progress, spare)
     channel.attach(client)
     client.prepare()
+    if plan.wait_for_start:
+        channel.ready()
     # From here on nothing makes reference cycles, and a collection would only delay reads.
     gc.collect()
     gc.freeze()
     gc.disable()
+    if plan.wait_for_start:
+        client.await_start()
     cpu = time.process_time_ns()
     began = now_ns()
     client.run()
@@ -117,19 +144,36 @@ def carry_out(plan: LoadPlan, channel: _Channel) -> Counts:
         "client": {
             "cpu_s": (time.process_time_ns() - cpu) / NS_PER_S,
             "wall_s": (now_ns() - began) / NS_PER_S,
+            "reader": client.reader.name,
+            "parts_not_loaded": not_loaded,
             "receive_stamps": receive_stamps(recorder.chunks, recorder.lags, client.kernel_stamps),
             "stamps_disbelieved": client.clock.disbelieved,
             "max_in_flight": counts.max_in_flight,
             "connections_opened": pool.opened,
             "closed_while_idle": pool.closed_while_idle,
+            "replaced_while_idle": pool.replaced,
             "retries": counts.retries,
             "not_streamed": counts.not_streamed,
             "coalesced_events": counts.coalesced_events,
+            "usage_disagrees": counts.usage_disagrees,
+            "ended_by_plan": counts.ended_by_plan,
+            "no_done": counts.no_done,
+            "held_by_cap": client.held,
+            "ran_out_of_requests": client.ran_out,
+            "descriptor_cap": spare,
             "proxy_used": False,
         },
     }
     write_atomic(out_dir / RESULT_FILE, to_json(result))
     return counts
+
+
+def map_bodies(path: Path) -> bytes | mmap.mmap:
+    """The request bodies without a copy of their own: they may be more than there is memory for."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return b""
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def receive_stamps(chunks: int, lags: int, promised: bool) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.models import cache, hub
 from harness.models.errors import ModelFetchError, ModelFolderError
@@ -102,7 +104,41 @@ def _vocabulary(found: FoundConfig) -> Vocabulary:
         raise UsageError(
             f"All {size} tokens of {found.name} are special; there is nothing to draw random prompts from."
         )
-    return Vocabulary(size, frozenset(special))
+    return Vocabulary(size, frozenset(special), *_coders(found.folder))
+
+
+class _Coders(NamedTuple):
+    decode: Callable[[Sequence[int]], str] | None = None
+    encode: Callable[[str], Sequence[int]] | None = None
+
+
+def _coders(folder: Path | None) -> _Coders:
+    """Token ids to text and back by the folder's tokenizer, which is read when it is first asked."""
+    file = None if folder is None else folder / "tokenizer.json"
+    if file is None or not file.is_file():
+        return _Coders()
+
+    @lru_cache(maxsize=1)
+    def tokenizer() -> Any:
+        from tokenizers import Tokenizer
+
+        try:
+            made = Tokenizer.from_file(str(file))
+        except Exception as error:  # the binding raises plain Exception
+            raise UsageError(f"{file} cannot be read as a tokenizer: {error}.") from error
+        made.no_truncation()
+        made.no_padding()
+        return made
+
+    def decode(ids: Sequence[int]) -> str:
+        text: str = tokenizer().decode(list(ids))
+        return text
+
+    def encode(text: str) -> Sequence[int]:
+        ids: list[int] = tokenizer().encode(text).ids
+        return ids
+
+    return _Coders(decode, encode)
 
 
 def _token_ids(config: dict[str, Any]) -> set[int]:

@@ -61,10 +61,13 @@ def no_such_folder(path: Path) -> ModelFolderError:
 
 
 def open_folder(name: str, folder: Path) -> ModelRef:
-    """Check that `folder` can be served: a config.json that is an object, and whole weight files."""
+    """Check that `folder` can be served: a config.json that is an object, and whole weight files; or a built TensorRT engine,
+    whose config holds the model's own inside."""
     if not folder.is_dir():
         raise ModelFolderError(f"{folder} is a file; a model is a folder with config.json and *.safetensors.")
     config = read_json(folder / "config.json", f"the model folder {folder}")
+    if isinstance(inner := config.get("pretrained_config"), dict) and any(folder.glob("rank*.engine")):
+        return ModelRef(name, folder, inner)
     _check_weights(folder)
     return ModelRef(name, folder, config)
 

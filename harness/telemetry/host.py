@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psutil
 
+from backends.start_watch import cpu_seconds
 from harness.telemetry.sample import Sample
 from results.clock import now_ns
 
@@ -12,12 +13,13 @@ _TREE_REFRESH_NS = 2_000_000_000
 
 
 class HostSampler:
-    """Samples the machine and, where the server runs on it, the tree under `root_pid`."""
+    """Samples the machine and, where the server runs on it, the tree under `root_pid`; and of `api_pid`, the process that
+    answers requests in its main thread, that thread."""
 
     source = "host"
 
-    def __init__(self, root_pid: int | None) -> None:
-        self._root = root_pid
+    def __init__(self, root_pid: int | None, api_pid: int | None = None) -> None:
+        self._root, self._api = root_pid, api_pid
         self._tree: list[psutil.Process] = []
         self._tree_read = 0
         # CPU time of processes that have left the tree stays counted: the sum must never fall.
@@ -27,7 +29,15 @@ class HostSampler:
 
     def sample(self) -> list[Sample]:
         """One reading of everything; never raises for processes that come and go."""
-        return [*self._machine(), *self._server()]
+        return [*self._machine(), *self._server(), *self._api_thread()]
+
+    def _api_thread(self) -> list[Sample]:
+        """A counter of CPU seconds: all streams of most servers go through that one thread."""
+        if self._api is None:
+            return []
+        used = cpu_seconds(self._api, self._api)
+        why = None if used else "the process that answers requests is gone, or not ours to look at"
+        return [Sample.gauge(self.source, "server_api_thread_s", used or None, why)]
 
     def _machine(self) -> list[Sample]:
         t, cpu = now_ns(), psutil.cpu_times()

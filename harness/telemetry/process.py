@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from harness.telemetry.sampler import SamplerConfig
 from results.clock import now_ns
 from results.schema import SAMPLES
 
-_TAIL_BYTES = 16_384
+# A round of readings of eight boards is some 12 KB.
+_TAIL_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class SamplerProcess:
 
     def __init__(self, config: SamplerConfig, stderr_path: Path) -> None:
         self._path = Path(config.out)
+        self._seen: set[str] = set()
         with stderr_path.open("ab") as stderr:
             self._process = subprocess.Popen(
                 # -P: a folder of the user's that happens to be called `results` is not ours.
@@ -72,7 +75,8 @@ class SamplerProcess:
         sampler that is gone, or a server that does not answer, ends the wait after `timeout_s` at the latest.
         """
         mark, deadline = Mark(now_ns(), self._tail_offset()), time.monotonic() + timeout_s
-        known = {row[0] for row in self._rows(mark.offset)}
+        self._seen.update(row[0] for row in self._rows(mark.offset))
+        known = self._seen
         while self.alive and time.monotonic() < deadline:
             fresh = {row[0] for row in self._rows(mark.offset) if row[3] >= mark.t}
             if fresh and fresh >= known:
@@ -82,15 +86,26 @@ class SamplerProcess:
 
     def latest(self) -> dict[str, float | None]:
         """The newest value of each metric, for the live view."""
-        return {row[1]: row[5] for row in self._rows(self._tail_offset())}
+        rows = self._rows(self._tail_offset())
+        self._seen.update(row[0] for row in rows)
+        return {row[1]: row[5] for row in rows}
+
+    def latest_of_devices(self) -> dict[str, dict[str, float | None]]:
+        """The same of each device that is told of, by its name; {} where none is."""
+        found: dict[str, dict[str, float | None]] = {}
+        for row in self._rows(self._tail_offset()):
+            if row[2]:
+                found.setdefault(str(row[2]), {})[row[1]] = row[5]
+        return found
 
     def stop(self, timeout_s: float = 10) -> None:
-        """End the child; a hung one is killed."""
+        """End the child; a hung one is killed, and left behind where even that does not end it."""
         try:
             self._process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.communicate()
+            with suppress(subprocess.TimeoutExpired):  # a driver call can be beyond the reach of any signal
+                self._process.communicate(timeout=timeout_s)
 
     def _tail_offset(self) -> int:
         """Where the last few rounds of readings begin, however long the session."""

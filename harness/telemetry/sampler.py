@@ -1,8 +1,8 @@
 """The sampler's own process: `python -m harness.telemetry.sampler`, its configuration as one JSON line on stdin.
 
 It lives as long as a session and appends rows to a file as it goes, so that whatever kills it, or the harness, what was
-sampled before is there. The end of stdin means: stop. Host and server are sampled by a thread each, so that a server
-that does not answer leaves no hole in the host's series.
+sampled before is there. The end of stdin means: stop. Host, server and device are sampled by a thread each, so that a server
+or a driver that does not answer leaves no hole in the others' series.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from backends.base import MetricRule
 from harness.child import die_with_parent
+from harness.telemetry.device_config import DeviceConfig, device_thread
 from harness.telemetry.host import HostSampler
 from harness.telemetry.sample import Sample
 from harness.telemetry.server import ServerSampler
@@ -34,11 +35,17 @@ class SamplerConfig:
     metrics_path: str | None = None
     rules: tuple[tuple[str, tuple[str, ...]], ...] = ()
     key_env: str | None = None
+    device: DeviceConfig | None = None
+    # Import path of what reads the metrics page, where that is no Prometheus text.
+    reader: str | None = None
+    # The process that answers requests, where it does so in its main thread.
+    api_pid: int | None = None
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SamplerConfig:
         rules = tuple((neutral, tuple(names)) for neutral, names in data.pop("rules", ()))
-        return cls(rules=rules, **data)
+        device = data.pop("device", None)
+        return cls(rules=rules, device=DeviceConfig.from_dict(device) if device else None, **data)
 
 
 class _Writer:
@@ -74,11 +81,11 @@ def main() -> int:
     stop = threading.Event()
     with open(config.out, "a", encoding="utf-8") as file:
         writer = _Writer(file)
-        readers = [HostSampler(config.root_pid).sample]
+        readers = [HostSampler(config.root_pid, config.api_pid).sample]
         if config.url and config.metrics_path and config.rules:
             rules = [MetricRule(neutral, names) for neutral, names in config.rules]
             timeout_s = max(1.0, config.interval_s)
-            server = ServerSampler(config.url, config.metrics_path, rules, config.key_env, timeout_s)
+            server = ServerSampler(config.url, config.metrics_path, rules, config.key_env, timeout_s, config.reader)
             readers.append(server.sample)
         threads = [
             threading.Thread(target=sample_until, args=(stop, config.interval_s, read, writer), daemon=True)
@@ -86,9 +93,14 @@ def main() -> int:
         ]
         for thread in threads:
             thread.start()
+        device = device_thread(config.device, config.root_pid, writer.write) if config.device else None
+        if device is not None:
+            device.start()
         while sys.stdin.readline():
             pass
         stop.set()
+        if device is not None:
+            device.stop()
         for thread in threads:
             thread.join(timeout=5)
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from backends.base import MetricRule
 from backends.http_probe import ProbeError, get
-from backends.prometheus import metric_names, neutral_metrics, parse_prometheus
+from backends.prometheus import metrics_reader
 from harness.telemetry.sample import Sample
 from results.clock import now_ns
 
@@ -16,10 +16,18 @@ class ServerSampler:
 
     source = "server"
 
-    def __init__(self, url: str, path: str, rules: Sequence[MetricRule], key_env: str | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        path: str,
+        rules: Sequence[MetricRule],
+        key_env: str | None,
+        timeout_s: float,
+        reader: str | None = None,
+    ) -> None:
         self._url, self._path, self._rules = url, path, tuple(rules)
-        self._names = metric_names(self._rules)
-        self._key_env, self._timeout_s = key_env, timeout_s
+        self._reader = metrics_reader(reader, self._rules)
+        self._key_env, self._timeout_s = key_env, max(timeout_s, self._reader.timeout_s)
 
     def sample(self) -> list[Sample]:
         """One scrape. The values hold at some instant between the two stamps, which enclose the exchange."""
@@ -31,7 +39,7 @@ class ServerSampler:
         if reply.status != 200:
             return self._absent(t0, f"{self._path} answered HTTP {reply.status}")
         t1 = now_ns()
-        values = neutral_metrics(self._rules, parse_prometheus(reply.text, self._names))
+        values = self._reader.read(reply.text)
         return [
             Sample(
                 self.source, rule.neutral, t0, t1, value, None if value is not None else "not in the server's metrics"

@@ -16,6 +16,7 @@ from backends.base import CompletionRequest
 from backends.http_probe import ProbeError
 from harness.api_call import Answer, ask
 from harness.open_server import OpenServer
+from harness.verify.by_prefix import MOST_PLACES, score_by_prefix
 from results.agreement import Position
 from results.errors import EngineError
 
@@ -27,7 +28,8 @@ _LOWEST = -9998.0
 
 @dataclass(slots=True)
 class Scores:
-    """Scored texts (all positions but the first, which nothing predicts), or the reason why there are none."""
+    """Scored texts (all positions but the first, which nothing predicts), or the reason why there are none, or why they are
+    not told in full."""
 
     texts: list[list[Position]] | None
     reason: str | None = None
@@ -64,6 +66,8 @@ class _Form:
 _OUTPUT_FORMS = (
     _Form("ids", {"logprobs": TOP_OUTPUT, "return_token_ids": True, "return_tokens_as_token_ids": True}),
     _Form("ids, no log probabilities", {"return_token_ids": True}),
+    # TensorRT-LLM: it refuses fields it does not know, and tells ids in place of the text.
+    _Form("ids in place of text", {"detokenize": False}),
     _Form("text with log probabilities", {"logprobs": TOP_OUTPUT}),
     _Form("text", {}),
 )
@@ -142,16 +146,12 @@ class ServerArm:
 
     def _positions(self, choice: Mapping[str, Any]) -> list[Position] | None:
         """Output tokens of a choice: by id where they are told, else by encoding its text; None where neither can be."""
-        told = choice.get("logprobs")
-        logprobs = told if isinstance(told, dict) else {}
-        ids = choice.get("token_ids")
-        if not isinstance(ids, list):
-            ids = _ids_of(logprobs.get("tokens") or ())
+        ids = _told_ids(choice)
         if ids is None:
             if self.encode is None or not isinstance(choice.get("text"), str):
                 return None
             return [Position(token) for token in self.encode(choice["text"])]
-        return _joined(ids, logprobs)
+        return _joined(ids, _logprobs(choice))
 
     def score(self, texts: Sequence[Sequence[int]]) -> Scores:
         """Raises EngineError where the server gives no answer at all."""
@@ -167,7 +167,30 @@ class ServerArm:
                 scored.append(found)
             else:
                 return Scores(scored)
-        return Scores(None, f"{self.label} tells no log probabilities of a prompt ({'; '.join(refusals)})")
+        why = f"{self.label} tells no log probabilities of a prompt ({'; '.join(refusals)})"
+        form = self._output or self._find_output_form(texts[0])
+        if _told_ids(self._post(texts[0][:1], 1, form.fields).choice) is None:
+            return Scores(None, f"{why}, nor ids by which its favourite in each place could be asked for")
+        places = sum(len(text) - 1 for text in texts)
+        asked = f"its favourite was asked for in {min(places, MOST_PLACES)} of {places} places instead, a request each"
+        return Scores(score_by_prefix(texts, lambda prompt: self._next(prompt, form)), f"{why}; {asked}")
+
+    def _next(self, prompt: Sequence[int], form: _Form) -> Position:
+        output = self._one(prompt, 1, form)
+        if not output:
+            raise EngineError(f"Engine {self.label!r} gave no token after a prompt of {len(prompt)} tokens.")
+        return output[0]
+
+
+def _logprobs(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    told = choice.get("logprobs")
+    return told if isinstance(told, dict) else {}
+
+
+def _told_ids(choice: Mapping[str, Any]) -> list[int] | None:
+    """The output's ids where they are told."""
+    ids = choice.get("token_ids")
+    return ids if isinstance(ids, list) else _ids_of(_logprobs(choice).get("tokens") or ())
 
 
 def _ids_of(tokens: Iterable[Any]) -> list[int] | None:

@@ -14,7 +14,8 @@ from harness.launch import fetch_documents
 from harness.model_parts import ModelParts
 from harness.models import find_config
 from harness.open_server import OpenServer, open_server
-from harness.session import fingerprint, hide_secrets
+from harness.session import hide_secrets
+from harness.session_checks import fingerprint
 from harness.verify.arm import ServerArm
 from harness.verify.judge import judge
 from harness.verify.observe import Observed, observe

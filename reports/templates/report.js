@@ -8,34 +8,90 @@
   let current = null;
   function show(mark) {
     current = mark;
-    tip.textContent = mark.getAttribute("aria-label");
+    tip.textContent = mark.dataset.tip || mark.getAttribute("aria-label");
     tip.hidden = false;
-    const at = mark.querySelector(".dot").getBoundingClientRect();
+    const at = (mark.querySelector(".dot, .at") || mark).getBoundingClientRect();
     const box = tip.getBoundingClientRect();
     const left = Math.min(Math.max(8, at.left + at.width / 2 - box.width / 2), document.documentElement.clientWidth - box.width - 8);
-    const above = at.top - box.height - 10;
+    const above = at.top - box.height - 10, below = at.bottom + 10;
     tip.style.left = left + "px";
-    tip.style.top = (above > 8 ? above : at.bottom + 10) + "px";
+    // Above a mark, else below it, else (a tall mark) at the top of the screen.
+    tip.style.top = (above > 8 ? above : below + box.height < innerHeight ? below : 8) + "px";
   }
   function hide() { current = null; tip.hidden = true; }
-  for (const mark of all(".mark")) {
-    mark.addEventListener("pointerenter", () => show(mark));
-    mark.addEventListener("pointerleave", hide);
-    mark.addEventListener("focus", () => show(mark));
-    mark.addEventListener("blur", hide);
-  }
-  for (const plot of all(".plot")) {
-    plot.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 1, ArrowUp: -1 }[event.key];
-      const marks = all(".mark", plot);
-      if (event.key === "Escape") { hide(); plot.focus(); }
-      if (!step || !marks.length) return;
-      event.preventDefault();
-      const now = marks.indexOf(document.activeElement);
-      marks[now < 0 ? (step > 0 ? 0 : marks.length - 1) : (now + step + marks.length) % marks.length].focus();
-    });
-  }
+  // Views are changed while the page is open, so the page listens for all marks at once.
+  const markOf = (event) => event.target instanceof Element ? event.target.closest(".mark, [data-tip]") : null;
+  addEventListener("pointerover", (event) => {
+    const mark = markOf(event);
+    if (mark && mark !== current) show(mark);
+    else if (!mark && current && !current.contains(document.activeElement)) hide();
+  });
+  addEventListener("focusin", (event) => { const mark = markOf(event); if (mark) show(mark); else if (current) hide(); });
+  addEventListener("keydown", (event) => {
+    const plot = event.target instanceof Element ? event.target.closest(".plot") : null;
+    if (!plot) return;
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const marks = all(".mark", plot);
+    if (event.key === "Escape") { plot.focus(); hide(); }
+    if (!step || !marks.length) return;
+    event.preventDefault();
+    const now = marks.indexOf(document.activeElement);
+    marks[now < 0 ? (step > 0 ? 0 : marks.length - 1) : (now + step + marks.length) % marks.length].focus();
+  });
   addEventListener("scroll", () => { if (current) show(current); }, { passive: true });
+
+  // Tables as CSV: a link made here, for what is in the page.
+  function download(rows, name) {
+    // A text that a spreadsheet would take for a formula gets an apostrophe.
+    const field = (value) => {
+      if (value === null) return "";
+      if (typeof value === "number") return String(value);
+      const safe = /^[=+\-@\t\r]/.test(value) ? "'" + value : value;
+      return /[",\r\n]/.test(safe) ? '"' + safe.replace(/"/g, '""') + '"' : safe;
+    };
+    const csv = rows.map((row) => row.map(field).join(",")).join("\r\n") + "\r\n";
+    const link = document.createElement("a");
+    link.href = "data:text/csv;charset=utf-8," + encodeURIComponent(csv);
+    link.download = ((document.body.dataset.run || "dyno") + "-" + name).replace(/[^\w.-]+/g, "_") + ".csv";
+    link.click();
+  }
+  for (const scroll of all(".scroll")) {
+    const shown = scroll.querySelector("table");
+    if (!shown || shown.id === "cell-table") continue;
+    const name = scroll.getAttribute("aria-label") || "table";
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "table-csv";
+    button.textContent = "CSV";
+    button.setAttribute("aria-label", "Download as CSV: " + name);
+    button.addEventListener("click", () => {
+      const rows = Array.from(shown.rows).map((row) => Array.from(row.cells).map((cell) => {
+        const text = cell.textContent.replace(/\s+/g, " ").trim();
+        return /^[+-]?[\d,]*\.?\d+$/.test(text) ? Number(text.replace(/,/g, "")) : text;
+      }));
+      download(rows, name.toLowerCase());
+    });
+    scroll.before(button);
+  }
+
+  // Of a long table the first rows, and the rest when asked; the table of cells has its fold and its filter.
+  const MOST = 10;
+  for (const long of all(".scroll > table")) {
+    const rows = long.tBodies[0].rows.length;
+    if (long.id === "cell-table" || rows <= MOST + 2) continue;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "show-all";
+    button.textContent = "Show all " + rows + " rows";
+    button.addEventListener("click", () => { long.classList.remove("long"); button.remove(); });
+    long.classList.add("long");
+    long.parentElement.after(button);
+  }
+  // On a phone what tells more than the answer is shut until asked for.
+  const phone = matchMedia("screen and (max-width: 760px)");
+  const shape = () => all("details.wide").forEach((d) => { d.open = !phone.matches; });
+  phone.addEventListener("change", shape);
+  if (phone.matches) shape();
 
   // The table of cells: sort by any heading, filter by any word.
   const table = $("cell-table");
@@ -85,25 +141,32 @@
     });
     $("csv").addEventListener("click", () => {
       const data = JSON.parse($("cell-data").textContent);
-      // A text that a spreadsheet would take for a formula gets an apostrophe.
-      const field = (value) => {
-        if (value === null) return "";
-        if (typeof value === "number") return String(value);
-        const safe = /^[=+\-@\t\r]/.test(value) ? "'" + value : value;
-        return /[",\r\n]/.test(safe) ? '"' + safe.replace(/"/g, '""') + '"' : safe;
-      };
-      const csv = [data.columns, ...data.rows].map((row) => row.map(field).join(",")).join("\r\n") + "\r\n";
-      const link = document.createElement("a");
-      link.href = "data:text/csv;charset=utf-8," + encodeURIComponent(csv);
-      link.download = data.run.replace(/[^\w.-]+/g, "_") + "-cells.csv";
-      link.click();
+      download([data.columns, ...data.rows], "cells");
     });
-    all(".tools").forEach((tools) => { tools.hidden = false; });
+    $("cell-tools").hidden = false;
   }
 
-  for (const button of all(".copy")) {
-    button.hidden = false;
-    button.addEventListener("click", async () => {
+  // Of cells and engines one view is in the page; the others are packed beside it.
+  async function unpack(text) {
+    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Response(stream).text();
+  }
+  for (const list of all("select.views")) {
+    if (list.options.length < 2 || typeof DecompressionStream === "undefined") continue;
+    const packed = JSON.parse($(list.dataset.views).textContent), target = $(list.dataset.target);
+    list.closest(".tools").hidden = false;
+    list.addEventListener("change", async () => {
+      const wanted = list.value, view = await unpack(packed[Number(wanted)]);
+      // Made by Dyno itself, every name in it escaped; a slower one must not come after a later choice.
+      if (list.value === wanted) { hide(); target.innerHTML = view; }
+    });
+  }
+
+  document.body.classList.add("scripted");
+  addEventListener("click", async (event) => {
+      const button = event.target instanceof Element ? event.target.closest(".copy") : null;
+      if (!button) return;
       const source = $(button.dataset.copy);
       let done = true;
       try {
@@ -115,9 +178,10 @@
       }
       button.textContent = done ? "Copied" : "Selected";
       setTimeout(() => { button.textContent = "Copy"; }, 1600);
-    });
-  }
+  });
 
-  // On paper everything is open.
-  addEventListener("beforeprint", () => all("details").forEach((d) => { d.open = true; }));
+  // On paper everything is open; afterwards it is as it was.
+  let shut = [];
+  addEventListener("beforeprint", () => { shut = all("details:not([open])"); shut.forEach((d) => { d.open = true; }); });
+  addEventListener("afterprint", () => shut.forEach((d) => { d.open = false; }));
 })();

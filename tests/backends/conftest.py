@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,16 +15,9 @@ from backends import keeper
 from backends.base import LaunchPlan
 from backends.ports import free_port, port_is_free
 from backends.process import ServerProcess
+from tests.waiting import LONG_S
 
 FAKE = Path(__file__).parents[1] / "servers" / "engine_fake.py"
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
-    """Wait for a condition; fails with `what` when it does not come true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -53,7 +45,7 @@ def answering(answer: Callable[[socket.socket, bytes], None]) -> Iterator[str]:
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(10)
+        thread.join(LONG_S)
 
 
 class FakeEngine:
@@ -69,14 +61,14 @@ class FakeEngine:
     def command(self, *faults: str) -> tuple[str, ...]:
         return (sys.executable, "-S", "-E", str(FAKE), "--port", str(self.port), *faults)
 
-    def start(self, *faults: str, grace_s: float = 5.0) -> ServerProcess:
+    def start(self, *faults: str, grace_s: float = LONG_S) -> ServerProcess:
         server = ServerProcess.start(LaunchPlan(self.command(*faults)), self.log, grace_s, port=self.port)
         self.servers.append(server)
         return server
 
-    def ready(self, *faults: str, grace_s: float = 5.0) -> ServerProcess:
+    def ready(self, *faults: str, grace_s: float = LONG_S) -> ServerProcess:
         server = self.start(*faults, grace_s=grace_s)
-        server.wait_ready(self.url, "/health", 20)
+        server.wait_ready(self.url, "/health", LONG_S)
         self.remember(server.pids())
         return server
 
@@ -84,7 +76,7 @@ class FakeEngine:
         self.seen |= {process for pid in pids if (process := keeper.identify(pid))}
 
     def words(self) -> str:
-        return self.log.read_text()
+        return self.log.read_text(errors="replace")
 
     def worker_pids(self) -> list[int]:
         return [int(line.split()[1]) for line in self.words().splitlines() if line.startswith("worker ")]

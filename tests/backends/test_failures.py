@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import FailurePattern
-from backends.failures import FAILURES, classify, exit_words
+from backends.failures import FAILURES, classify, death_line, exit_words
 from backends.server_log import read_log, tail_lines
 
 
@@ -140,3 +140,19 @@ def test_of_a_huge_log_both_ends_are_read(tmp_path: Path) -> None:
 def test_no_log_is_an_empty_log(tmp_path: Path) -> None:
     assert read_log(tmp_path / "none") == ""
     assert tail_lines("") == []
+
+
+def test_a_line_that_only_a_dead_engine_writes_is_the_last_resort() -> None:
+    died = "ERROR 11-29 EngineCore encountered a fatal error."
+    assert death_line(f"INFO fine\n{died}") == died
+    assert classify(died, None).failure == "engine_died"
+    assert classify(f"{died}\ntorch.OutOfMemoryError: CUDA out of memory", None).failure == "out_of_memory_device"
+    assert classify(died, -11).failure == "crash"
+
+
+def test_a_warning_is_no_death_unless_the_adapter_says_so() -> None:
+    line = "WARNING engine core exited unexpectedly; starting cleanup"
+    assert death_line(line) == ""
+    pattern = FailurePattern("engine_died", "exited unexpectedly; starting cleanup", "Look above.")
+    assert death_line(line, [pattern]) == line
+    assert classify(line, None, [pattern]).failure == "engine_died"

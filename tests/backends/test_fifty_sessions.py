@@ -20,12 +20,15 @@ from backends.base import LaunchPlan
 from backends.failures import ServerDiedError, ServerError, Stage, StartupError
 from backends.ports import PortInUseError, free_port, port_is_free
 from backends.process import ServerProcess
-from tests.backends.conftest import FAKE, wait_until
+from tests.backends.conftest import FAKE
+from tests.waiting import LONG_S, wait_until
 
 SESSIONS = 50
 MARK = "DYNO_TEST_SESSION"
 SHM = Path("/dev/shm")
 GRACE_S = 0.2
+# Of a server whose own end is looked at: it is to hear the SIGTERM on a busy machine too.
+HEARD_S = 2.0
 OUT_OF_KV = "ValueError: No available memory for the cache blocks."
 HOLDING = ("--shared-memory", "--worker", "stubborn", "--worker", "session")
 WORKERS = (*HOLDING, "--worker", "orphan", "--worker", "port")
@@ -43,24 +46,24 @@ class Life:
     def command(self, *faults: str) -> tuple[str, ...]:
         return (sys.executable, "-S", "-E", str(FAKE), "--port", str(self.port), *faults)
 
-    def start(self, *faults: str, command: tuple[str, ...] = ()) -> ServerProcess:
+    def start(self, *faults: str, command: tuple[str, ...] = (), grace_s: float = GRACE_S) -> ServerProcess:
         plan = LaunchPlan(command or self.command(*faults), {MARK: self.mark})
-        self.server = ServerProcess.start(plan, self.log, GRACE_S, port=self.port)
+        self.server = ServerProcess.start(plan, self.log, grace_s, port=self.port)
         return self.server
 
-    def ready(self, *faults: str) -> ServerProcess:
-        server = self.start(*faults)
-        server.wait_ready(self.url, "/health", 20)
+    def ready(self, *faults: str, grace_s: float = GRACE_S) -> ServerProcess:
+        server = self.start(*faults, grace_s=grace_s)
+        server.wait_ready(self.url, "/health", LONG_S)
         return server
 
     def refused_start(self, *faults: str, **limits: float) -> ServerError:
         with self.start(*faults) as server, pytest.raises(StartupError) as caught:
-            server.wait_ready(self.url, "/health", limits.pop("timeout_s", 20.0), **limits)
+            server.wait_ready(self.url, "/health", limits.pop("timeout_s", LONG_S), **limits)
         return caught.value
 
     @contextmanager
     def stream(self, tokens: int) -> Iterator[http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG_S)
         connection.request("POST", "/v1/completions", json.dumps({"max_tokens": tokens}))
         try:
             yield connection.getresponse()
@@ -128,12 +131,14 @@ def taken_before_launch(life: Life) -> Outcome:
 
 
 def taken_while_loading(life: Life) -> Outcome:
-    with life.start("--shared-memory", "--chatter", "4") as server:
+    taken = life.log.with_name("taken")
+    with life.start("--shared-memory", "--bind-when", str(taken)) as server:
         # It takes connections and never answers, as a port does whose owner is busy.
         with socket.create_server(("127.0.0.1", life.port)):
+            taken.touch()
             wait_until(lambda: not server.alive(), "the end of the server that finds its port taken")
         with pytest.raises(StartupError) as caught:
-            server.wait_ready(life.url, "/health", 20)
+            server.wait_ready(life.url, "/health", LONG_S)
     return named(caught.value)
 
 
@@ -167,7 +172,7 @@ def killed_from_outside(life: Life) -> Outcome:
 
 
 def dies_while_draining(life: Life) -> Outcome:
-    server = life.ready(*HOLDING, "--token-interval", "0.05", "--die-on-term", "-6")
+    server = life.ready(*HOLDING, "--token-interval", "0.05", "--die-on-term", "-6", grace_s=HEARD_S)
     with life.stream(1000) as answer:
         assert answer.readline().startswith(b"data:")
         assert server.stop() == -signal.SIGABRT
@@ -175,7 +180,7 @@ def dies_while_draining(life: Life) -> Outcome:
 
 
 def never_drains(life: Life) -> Outcome:
-    server = life.ready(*HOLDING, "--token-interval", "0.05", "--ignore-term")
+    server = life.ready(*HOLDING, "--token-interval", "0.05", "--ignore-term", grace_s=HEARD_S)
     with life.stream(1000) as answer:
         assert answer.readline().startswith(b"data:")
         assert server.stop() == -signal.SIGKILL
@@ -184,7 +189,7 @@ def never_drains(life: Life) -> Outcome:
 
 
 def stops_and_leaves_workers(life: Life) -> Outcome:
-    server = life.ready(*WORKERS)
+    server = life.ready(*WORKERS, grace_s=HEARD_S)
     code = server.stop()
     return ("none", Stage.READY, code)
 
@@ -197,7 +202,15 @@ def keeper_killed(life: Life) -> Outcome:
 
 def harness_killed(life: Life) -> Outcome:
     life.log.parent.mkdir()
-    command = [sys.executable, "-m", "tests.backends.supervisor_script", str(life.port), str(life.log), str(GRACE_S)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.backends.supervisor_script",
+        str(life.port),
+        str(life.log),
+        str(GRACE_S),
+        str(LONG_S),
+    ]
     with subprocess.Popen(
         [*command, *life.command(*WORKERS)],
         stdin=subprocess.PIPE,

@@ -184,3 +184,19 @@ class TestNoAnswer:
             assert "SSL_CERT_FILE" in words
             monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
             assert get(server.url, "/health").status == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://h:9/v1?api_key=sk-12345678",
+        "http://u:sk-1234/5678@h",
+        "http://u:p@sk-12345678@h",
+        "u:sk-12345678@h:80",
+        "h#sk-1234",
+    ],
+)
+def test_no_secret_of_a_url_is_repeated(text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        ServerURL.parse(text)
+    assert "sk-1234" not in str(refused.value)

@@ -17,9 +17,10 @@ from backends.openai import BACKEND, MODELS_PATH, served_models
 from backends.ports import free_port
 from backends.prometheus import metric_names, neutral_metrics, parse_prometheus
 from results.errors import EngineError, UnknownNameError, UsageError
-from tests.backends.conftest import FakeEngine, answering, wait_until
+from tests.backends.conftest import FakeEngine, answering
 from tests.servers.openai_fake import FakeServer
 from tests.servers.openai_fake_tokens import TokenSchedule
+from tests.waiting import LONG_S, wait_until
 
 MODELS = {"object": "list", "data": [{"id": "org/model-7b", "max_model_len": 4096}, {"id": "other"}]}
 
@@ -51,23 +52,23 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestTheServer:
     def test_with_health_is_ready(self) -> None:
         with serving({"/health": (200, "")}) as (url, asked):
-            BACKEND.check_attached(url, 10)
+            BACKEND.check_attached(url, LONG_S)
         assert asked == ["/health"]
 
     def test_without_health_is_ready_when_it_lists_models(self) -> None:
         with serving({MODELS_PATH: (200, MODELS)}) as (url, asked):
-            BACKEND.check_attached(url + "/v1", 10)
+            BACKEND.check_attached(url + "/v1", LONG_S)
         assert asked == ["/health", MODELS_PATH]
 
     def test_in_another_process_is_ready_after_its_503s(self, fake: FakeEngine) -> None:
         server = fake.start("--not-ready", "3")
         wait_until(lambda: "listening" in fake.words(), "the fake's socket")
-        BACKEND.check_attached(fake.url, 20)
+        BACKEND.check_attached(fake.url, LONG_S)
         assert server.alive()
 
     def test_is_attached_to_and_read_back_over_http(self) -> None:
         with FakeServer(TokenSchedule(interval_s=0.001)) as server:
-            BACKEND.check_attached(server.url, 20)
+            BACKEND.check_attached(server.url, LONG_S)
             documents = {path: get(server.url, path).document() for path in BACKEND.settings_paths()}
         served = served_models(documents[MODELS_PATH])
         assert len(served) == 1
@@ -78,9 +79,9 @@ class TestTheServer:
     def test_that_says_503_is_asked_again_until_the_limit(self) -> None:
         with (
             serving({"/health": (503, {})}) as (url, asked),
-            pytest.raises(EngineError, match=r"503 \(not ready\) for 0\.5 s"),
+            pytest.raises(EngineError, match=r"503 \(not ready\) for 2 s"),
         ):
-            BACKEND.check_attached(url, 0.5)
+            BACKEND.check_attached(url, 2)
         assert len(asked) >= 2
 
     def test_that_becomes_healthy_meanwhile_is_taken(self) -> None:
@@ -94,7 +95,7 @@ class TestTheServer:
                 return (200, {}) if self.asked >= healthy_from else (503, {})
 
         with serving(Pages()) as (url, asked):
-            BACKEND.check_attached(url, 20)
+            BACKEND.check_attached(url, LONG_S)
         assert asked == ["/health"] * healthy_from
 
     def test_that_is_not_there_is_told_at_once(self) -> None:
@@ -104,7 +105,7 @@ class TestTheServer:
 
     def test_of_another_kind_is_told(self) -> None:
         with serving({}) as (url, _), pytest.raises(EngineError, match=r"HTTP 404: it does not look like"):
-            BACKEND.check_attached(url, 10)
+            BACKEND.check_attached(url, LONG_S)
 
     def test_by_a_bad_url_is_a_usage_error(self) -> None:
         with pytest.raises(UsageError, match="for example"):
@@ -117,17 +118,17 @@ class TestTheKey:
             serving({"/health": (200, {})}, key="abc") as (url, _),
             pytest.raises(EngineError, match=r"401.*DYNO_API_KEY"),
         ):
-            BACKEND.check_attached(url, 10)
+            BACKEND.check_attached(url, LONG_S)
 
     def test_comes_from_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DYNO_API_KEY", "abc")
         with serving({"/health": (200, {})}, key="abc") as (url, _):
-            BACKEND.check_attached(url, 10)
+            BACKEND.check_attached(url, LONG_S)
 
     def test_that_is_refused_is_not_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "wrong-one")
         with serving({"/health": (200, {})}, key="abc") as (url, _), pytest.raises(EngineError) as caught:
-            BACKEND.check_attached(url, 10)
+            BACKEND.check_attached(url, LONG_S)
         assert "OPENAI_API_KEY" in str(caught.value)
         assert "wrong-one" not in str(caught.value)
 

@@ -26,6 +26,7 @@ from backends.prometheus import metric_names, neutral_metrics, parse_prometheus
 from backends.reference_adapter import BACKEND, SETTINGS_PATH
 from backends.server_log import read_log
 from results.errors import UsageError
+from tests.waiting import LONG_S
 
 
 def context(
@@ -54,8 +55,14 @@ class TestCommandLine:
         assert plan.env["OMP_NUM_THREADS"] == "1"
 
     def test_every_setting_it_names_becomes_a_flag(self, tmp_path: Path) -> None:
-        values: dict[str, object] = dict.fromkeys(BACKEND.settings, 7) | {"dtype": "float32", "load_format": "dummy"}
-        for name in ("kv_cache_bytes", "chunked_prefill", "prefix_caching"):  # asked once; without a value
+        values: dict[str, object] = dict.fromkeys(BACKEND.settings, 7) | {
+            "dtype": "float32",
+            "load_format": "dummy",
+            "admission": "reserve-max",
+            "batching": "static-pad",
+            "kv_layout": "paged",
+        }
+        for name in ("kv_cache_bytes", "chunked_prefill", "prefix_caching", "kv_cache"):  # asked once; without a value
             del values[name]
         argv = BACKEND.launch_plan(context(tmp_path, Path("m"), **values)).argv
         for name, value in values.items():
@@ -79,6 +86,11 @@ class TestCommandLine:
         with pytest.raises(SettingNotSupportedError, match=f"'{setting}'.*max_num_seqs"):
             BACKEND.launch_plan(context(tmp_path, Path("m"), **{setting: value}))
 
+    def test_switches_that_do_not_go_together_are_refused_before_it_is_started(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="--kv-layout contiguous with --admission reserve-max"):
+            BACKEND.launch_plan(context(tmp_path, Path("m"), kv_layout="contiguous", admission="reserve-max"))
+        BACKEND.launch_plan(context(tmp_path, Path("m"), kv_cache=False))
+
     def test_the_value_it_always_has_may_be_asked_for(self, tmp_path: Path) -> None:
         plain = BACKEND.launch_plan(context(tmp_path, Path("m")))
         assert BACKEND.launch_plan(context(tmp_path, Path("m"), cuda_graphs=False, tensor_parallel=1)) == plain
@@ -89,6 +101,10 @@ class TestCommandLine:
         argv = BACKEND.launch_plan(context(tmp_path, Path("m"), prefix_caching=False)).argv
         assert "--no-prefix-caching" in argv
         assert not [flag for flag in argv if "chunked" in flag]
+        argv = BACKEND.launch_plan(context(tmp_path, Path("m"), kv_cache=False)).argv
+        assert argv[argv.index("--kv-cache") + 1] == "off"
+        argv = BACKEND.launch_plan(context(tmp_path, Path("m"), admission="reserve_max")).argv
+        assert argv[argv.index("--admission") + 1] == "reserve-max"
 
     def test_the_kv_cache_is_asked_for_once(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="kv_cache_tokens=64 and kv_cache_bytes=9"):
@@ -151,10 +167,13 @@ class TestTheRealEngine:
     def test_is_launched_read_back_and_stopped(self, tmp_path: Path, tiny_dir: Path) -> None:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        asked = context(tmp_path, tiny_dir, port, dtype="float32", kv_cache_tokens=512, block_size=8, threads=1)
+        switches = {"admission": "reserve_oracle", "batching": "static_drop", "kv_layout": "paged", "kv_cache": True}
+        asked = context(
+            tmp_path, tiny_dir, port, dtype="float32", kv_cache_tokens=512, block_size=8, threads=1, **switches
+        )
         backend: Backend = get_backend("reference")
-        with ServerProcess.start(backend.launch_plan(asked), tmp_path / "server.log", port=port) as server:
-            server.wait_ready(url, backend.ready_path, 60, patterns=backend.failures)
+        with ServerProcess.start(backend.launch_plan(asked), tmp_path / "server.log", LONG_S, port=port) as server:
+            server.wait_ready(url, backend.ready_path, LONG_S, patterns=backend.failures)
             documents = {path: get(url, path).document() for path in backend.settings_paths()}
             page = get(url, "/metrics").text
             assert server.stop() == 0
@@ -175,6 +194,26 @@ class TestTheRealEngine:
             ServerProcess.start(plan, tmp_path / "server.log", port=port) as server,
             pytest.raises(StartupError, match="dyno models fetch") as caught,
         ):
-            server.wait_ready(f"http://127.0.0.1:{port}", "/health", 60, patterns=BACKEND.failures)
+            server.wait_ready(f"http://127.0.0.1:{port}", "/health", LONG_S, patterns=BACKEND.failures)
         assert caught.value.failure.failure == "model_not_found"
         assert caught.value.server_exit == 2
+
+
+LOG = """2026-11-30 00:49:18,122 INFO backends.reference: settings: EngineSettings(...)
+2026-11-30 00:49:18,258 INFO backends.reference.build: loading weights (auto) from /m as bfloat16
+2026-11-30 00:49:18,497 INFO backends.reference.build: allocated KV in 0.26 s
+2026-11-30 00:49:21,855 INFO backends.reference.build: loaded 256.6 MiB of weights in 3.36 s, products by x
+ready on http://127.0.0.1:44895 in 5.0 s (weights 3.4 s, kv 0.3 s)
+"""
+
+
+def test_the_phases_of_a_start_are_read_from_the_log() -> None:
+    phases = BACKEND.startup_phases(LOG, 0)
+    first = phases["log_first_line"]
+    assert {name: (at - first) // 1_000_000 for name, at in phases.items()} == {
+        "log_first_line": 0,
+        "kv_allocated": 375,
+        "weights_loaded": 3733,
+    }
+    for line in ("no stamp: loaded 1 MiB of weights", "2026-99-30 00:49:18,258 INFO x: allocated KV in 1 s"):
+        assert BACKEND.startup_phases(line, 0) == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,21 +13,29 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from backends import keeper, process
+from backends import aftermath, keeper
 from backends.base import FailurePattern, LaunchPlan
 from backends.failures import LeftBehindError, ServerDiedError, ServerError, Stage, StartupError
 from backends.ports import PortInUseError, free_port, listens_on, port_is_free
 from backends.process import ServerProcess
 from results.errors import EngineError, StoreError, UsageError
-from tests.backends.conftest import FakeEngine, wait_until
+from tests.backends.conftest import FakeEngine
+from tests.waiting import LONG_S, wait_until
+
+OUT_OF_KV = "ValueError: No available memory for the cache blocks."
 
 
-def start_error(fake: FakeEngine, *faults: str, timeout_s: float = 20.0, **options: float) -> StartupError:
+def start_error(
+    fake: FakeEngine, *faults: str, after: str = "", timeout_s: float = LONG_S, **options: Any
+) -> StartupError:
+    """How that start fails. It is waited for from the moment on at which the log says `after`."""
     with fake.start(*faults, grace_s=0.5) as server:
         fake.remember(server.pids())
+        wait_until(lambda: after in fake.words(), after)
         with pytest.raises(StartupError) as caught:
             server.wait_ready(fake.url, "/health", timeout_s, **options)
     fake.assert_nothing_left()
@@ -71,20 +80,18 @@ class TestAHealthyServer:
     def test_is_waited_for_while_it_says_not_ready(self, fake: FakeEngine) -> None:
         ticks: list[float] = []
         server = fake.start("--not-ready", "3")
-        server.wait_ready(fake.url, "/health", 20, ticks.append)
+        server.wait_ready(fake.url, "/health", LONG_S, ticks.append)
         assert len(ticks) >= 3
         assert ticks == sorted(ticks)
 
 
 class TestAFailedStart:
     def test_names_the_first_cause_in_the_log_and_where_it_stands(self, fake: FakeEngine) -> None:
-        message = (
-            "ValueError: No available memory for the cache blocks.\nRuntimeError: Engine core failed: No module named x"
-        )
+        message = f"{OUT_OF_KV}\nRuntimeError: Engine core failed: No module named x"
         error = start_error(fake, "--exit-at-spawn", "1", "--message", message)
         assert error.failure.failure == "out_of_memory_kv_cache"
         assert error.failure.is_out_of_memory
-        assert error.failure.evidence == "ValueError: No available memory for the cache blocks."
+        assert error.failure.evidence == OUT_OF_KV
         assert error.stage is Stage.START
         assert error.server_exit == 1
         assert error.exit_code == 4
@@ -100,7 +107,7 @@ class TestAFailedStart:
             fake.start("--exit-at-spawn", "2", "--message", "flux capacitor: Permission denied") as server,
             pytest.raises(StartupError, match=r"1\.21 GW") as caught,
         ):
-            server.wait_ready(fake.url, "/health", 20, patterns=(pattern,))
+            server.wait_ready(fake.url, "/health", LONG_S, patterns=(pattern,))
         assert caught.value.failure.failure == "bad_argument"
 
     def test_by_a_signal_says_which(self, fake: FakeEngine) -> None:
@@ -114,28 +121,52 @@ class TestAFailedStart:
         assert "out-of-memory killer" in str(error)
 
     def test_that_hangs_before_it_listens_ends_at_the_time_limit(self, fake: FakeEngine) -> None:
-        error = start_error(fake, "--hang-before-bind", timeout_s=0.5)
+        error = start_error(fake, "--hang-before-bind", after="hanging", timeout_s=0.5)
         assert (error.failure.failure, error.stage, error.server_exit) == ("timeout", Stage.START, None)
         assert "not ready within 0.5 s" in str(error)
         assert "| hanging" in str(error)
 
     def test_that_is_never_healthy_ends_at_the_time_limit(self, fake: FakeEngine) -> None:
-        error = start_error(fake, "--not-ready", "-1", timeout_s=0.5)
+        error = start_error(fake, "--not-ready", "-1", after="listening", timeout_s=0.5)
         assert (error.failure.failure, error.stage) == ("timeout", Stage.LISTEN)
 
     def test_that_goes_silent_ends_before_the_time_limit(self, fake: FakeEngine) -> None:
-        error = start_error(fake, "--chatter", "4", "--hang-before-bind", stall_s=0.7)
-        assert "wrote nothing to its log for 0.7 s" in str(error)
+        error = start_error(fake, "--chatter", "4", "--hang-before-bind", after="hanging", stall_s=0.7)
+        assert "it stalled: no line in its log and no CPU time for 0.7 s; the last line is 'hanging'" in str(error)
         assert "| loading step 3" in str(error)
+        assert error.failure.failure == "stalled"
 
-    def test_that_keeps_talking_is_not_taken_for_silent(self, fake: FakeEngine) -> None:
-        server = fake.start("--chatter", "30")
-        assert server.wait_ready(fake.url, "/health", 20, stall_s=1.0) >= 1.5
+    def test_that_goes_silent_shows_its_last_fifty_lines(self, tmp_path: Path) -> None:
+        code = "import time\nfor n in range(70): print('line', n, flush=True)\ntime.sleep(600)"
+        plan, log = LaunchPlan((sys.executable, "-S", "-c", code)), tmp_path / "log"
+        with ServerProcess.start(plan, log, 0.2) as server:
+            wait_until(lambda: "line 69" in log.read_text(), "its last line")
+            with pytest.raises(StartupError) as caught:
+                server.watch(lambda _: None, LONG_S, "it was not ready", stall_s=0.4)
+        shown = [line for line in str(caught.value).splitlines() if line.startswith("  | ")]
+        assert (shown[0], shown[-1], len(shown)) == ("  | line 20", "  | line 69", 50)
+
+    def test_that_has_lost_a_worker_to_memory_is_not_waited_for(self, fake: FakeEngine, tmp_path: Path) -> None:
+        mood, ticks = tmp_path / "mood", iter(range(10**9))
+
+        def lose_one_that_was_seen(seconds: float) -> None:
+            if next(ticks) > 10 and seconds > 2:
+                mood.write_text("lose")
+
+        words = ("--lose-worker", "0", "--mood", str(mood), "--message", OUT_OF_KV, "--hang-before-bind")
+        error = start_error(fake, *words, after="hanging", on_tick=lose_one_that_was_seen)
+        assert error.failure.failure == "out_of_memory_kv_cache"
+        assert re.search(r"its process \d+ ended, and its log names a cause", str(error))
+
+    def test_whose_helpers_come_and_go_is_waited_for(self, fake: FakeEngine) -> None:
+        # Nothing in the log says that it cannot go on without them.
+        server = fake.start("--lose-worker", "0.6", "--message", "all compiled", "--not-ready", "11")
+        server.wait_ready(fake.url, "/health", LONG_S)
+        wait_until(lambda: "all compiled" in fake.words(), "the helper's word")
 
     def test_whose_worker_names_the_cause_while_the_front_stays(self, fake: FakeEngine) -> None:
-        error = start_error(
-            fake, "--message", "torch.OutOfMemoryError: CUDA out of memory", "--hang-before-bind", timeout_s=0.5
-        )
+        words = ("--message", "torch.OutOfMemoryError: CUDA out of memory", "--hang-before-bind")
+        error = start_error(fake, *words, after="hanging", timeout_s=0.5)
         assert error.failure.failure == "out_of_memory_device"
 
     def test_of_a_missing_command_says_how_to_name_another(self, tmp_path: Path) -> None:
@@ -189,7 +220,7 @@ class TestAPortThatIsTaken:
         with HTTPServer(("127.0.0.1", fake.port), Healthy) as other:
             threading.Thread(target=other.serve_forever, daemon=True).start()
             with pytest.raises(StartupError, match="Another server answers") as caught:
-                server.wait_ready(fake.url, "/health", 20)
+                server.wait_ready(fake.url, "/health", LONG_S)
             other.shutdown()
         assert f"pid {os.getpid()}" in str(caught.value)
         assert caught.value.failure.failure == "port_in_use"
@@ -202,18 +233,18 @@ class TestAPortThatIsTaken:
 
 
 class TestTheEnd:
-    @pytest.mark.parametrize("kind", ["stubborn", "session", "orphan", "port"])
-    def test_takes_workers_away_that_ignore_sigterm(self, fake: FakeEngine, kind: str) -> None:
-        server = fake.ready("--worker", kind, grace_s=0.3)
+    def test_takes_workers_of_every_kind_away_that_ignore_sigterm(self, fake: FakeEngine) -> None:
+        kinds = ("stubborn", "session", "orphan", "port")
+        server = fake.ready(*(word for kind in kinds for word in ("--worker", kind)))
         workers = fake.worker_pids()
-        assert len(workers) == 1
+        assert len(workers) == len(kinds)
         assert set(workers) < set(server.pids())
         assert server.stop() == 0
         assert not [p for p in workers if keeper.identify(p)]
         fake.assert_nothing_left()
 
     def test_kills_a_server_that_ignores_sigterm(self, fake: FakeEngine) -> None:
-        server = fake.ready("--ignore-term", "--worker", "stubborn", grace_s=0.3)
+        server = fake.ready("--ignore-term", "--worker", "stubborn", grace_s=3)  # time to say that it heard
         assert server.stop() == -signal.SIGKILL
         assert "got SIGTERM" in fake.words()
         fake.assert_nothing_left()
@@ -225,7 +256,7 @@ class TestTheEnd:
             "print('up', flush=True)\ntime.sleep(600)"
         )
         log = tmp_path / "log"
-        with ServerProcess.start(LaunchPlan((sys.executable, "-c", code)), log, 20) as server:
+        with ServerProcess.start(LaunchPlan((sys.executable, "-c", code)), log, LONG_S) as server:
             wait_until(lambda: "up" in log.read_text(), "the server's first line")
             assert server.stop() == 7
         assert "clean" in log.read_text()
@@ -233,7 +264,7 @@ class TestTheEnd:
     def test_of_a_server_that_left_workers_behind_sweeps_them(self, fake: FakeEngine) -> None:
         server = fake.start("--worker", "orphan", "--worker", "port", "--exit-with-workers", "5", grace_s=0.3)
         with pytest.raises(StartupError):
-            server.wait_ready(fake.url, "/health", 20)
+            server.wait_ready(fake.url, "/health", LONG_S)
         workers = fake.worker_pids()
         assert len(workers) == 2
         wait_until(lambda: not [p for p in workers if keeper.identify(p)], "the sweep, before anybody asked to stop")
@@ -255,7 +286,7 @@ class TestTheEnd:
         fake.assert_nothing_left()
 
     def test_comes_when_the_keepers_pipe_is_closed(self, fake: FakeEngine) -> None:
-        server = fake.ready("--worker", "session", grace_s=0.3)
+        server = fake.ready("--worker", "session")
         server._link._in.close()
         wait_until(lambda: not [p for p in fake.seen if keeper.alive(p)], "the end of the tree")
         assert "got SIGTERM" in fake.words()
@@ -301,6 +332,34 @@ class TestTheEnd:
         ServerProcess.start(LaunchPlan((sys.executable, "-c", "")), tmp_path / "log", devices=device).stop()
         assert device.left == 0
 
+    def test_for_want_of_memory_says_what_was_in_use_and_by_whom(self, tmp_path: Path) -> None:
+        class Device:
+            readings = iter([60 << 30])
+
+            def memory_used(self) -> dict[str, int]:
+                return {"gpu0": next(self.readings, 61 << 30)}
+
+            def holders(self) -> dict[str, list[int]]:
+                return {"gpu0": [4242]}
+
+        code = f"import sys; sys.exit({OUT_OF_KV!r})"
+        plan, log = LaunchPlan((sys.executable, "-c", code)), tmp_path / "log"
+        with ServerProcess.start(plan, log, devices=Device()) as server:
+            wait_until(lambda: not server.alive(), "its end")
+            said = "gpu0 had 60.0 GiB before the launch, 61.0 GiB in use now, held by process 4242"
+            with pytest.raises(ServerDiedError, match=said):
+                server.check()
+            Device.readings = iter([60 << 30])
+
+    def test_that_leaves_processes_names_them_and_is_an_error(
+        self, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server = fake.ready()
+        monkeypatch.setattr(server._link, "left", lambda: [4242, 4243])
+        with pytest.raises(LeftBehindError, match=r"2 of its processes cannot be ended: \[4242, 4243\]") as caught:
+            server.stop()
+        assert caught.value.exit_code == 4
+
     def test_that_leaves_device_memory_held_says_how_much(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -310,7 +369,7 @@ class TestTheEnd:
             def memory_used(self) -> dict[str, int]:
                 return {"gpu0": next(self.readings, 9 << 30)}
 
-        monkeypatch.setattr(process, "_MEMORY_BACK_S", 0.3)
+        monkeypatch.setattr(aftermath, "_MEMORY_BACK_S", 0.3)
         server = ServerProcess.start(LaunchPlan((sys.executable, "-c", "")), tmp_path / "log", devices=Device())
         with pytest.raises(LeftBehindError, match="gpu0 8192 MiB"):
             server.stop()
@@ -320,7 +379,7 @@ class TestADeathInUse:
     def test_in_mid_stream_is_seen_with_its_signal(self, fake: FakeEngine) -> None:
         server = fake.ready("--die-after-tokens", "3", "--message", "Fatal Python error: Segmentation fault")
         server.check()
-        connection = http.client.HTTPConnection("127.0.0.1", fake.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", fake.port, timeout=LONG_S)
         connection.request("POST", "/v1/completions", json.dumps({"max_tokens": 9}))
         assert connection.getresponse().read().count(b"data:") == 3
         wait_until(lambda: not server.alive(), "the server's end")
@@ -334,7 +393,7 @@ class TestADeathInUse:
 
 
 class TestTheHarnessDies:
-    def supervisor(self, fake: FakeEngine, grace_s: float, *faults: str) -> subprocess.Popen[str]:
+    def supervisor(self, fake: FakeEngine, *faults: str) -> subprocess.Popen[str]:
         fake.log.parent.mkdir(exist_ok=True)
         command = [
             sys.executable,
@@ -342,7 +401,8 @@ class TestTheHarnessDies:
             "tests.backends.supervisor_script",
             str(fake.port),
             str(fake.log),
-            str(grace_s),
+            str(LONG_S),
+            str(LONG_S),
         ]
         return subprocess.Popen(
             [*command, *fake.command(*faults)],
@@ -355,7 +415,7 @@ class TestTheHarnessDies:
 
     def test_by_sigkill_and_the_whole_tree_goes_with_it(self, fake: FakeEngine) -> None:
         faults = ("--worker", "stubborn", "--worker", "session", "--worker", "orphan", "--worker", "port")
-        with self.supervisor(fake, 1.0, *faults) as harness:
+        with self.supervisor(fake, *faults) as harness:
             assert harness.stdout is not None
             pids = json.loads(harness.stdout.readline())["pids"]
             assert len(pids) == 5
@@ -367,13 +427,13 @@ class TestTheHarnessDies:
         assert "got SIGTERM" in fake.words()
 
     def test_ctrl_c_reaches_the_server_only_through_the_harness(self, fake: FakeEngine) -> None:
-        with self.supervisor(fake, 10.0) as harness:
+        with self.supervisor(fake) as harness:
             assert harness.stdout is not None
             fake.remember(json.loads(harness.stdout.readline())["pids"])
             os.killpg(harness.pid, signal.SIGINT)
             assert json.loads(harness.stdout.readline()) == {"interrupted": True, "health": 200}
             assert json.loads(harness.stdout.readline()) == {"exit": 0}
-            assert harness.wait(20) == 0
+            assert harness.wait(LONG_S) == 0
         assert "got SIGINT" not in fake.words()
         fake.assert_nothing_left()
 
@@ -383,7 +443,7 @@ class TestTheHarnessDies:
             "from backends.process import ServerProcess\n"
             "s = ServerProcess.start(LaunchPlan(tuple(sys.argv[2:])), Path(sys.argv[1]), 1.0)\n"
             "sibling = os.fork()\n"
-            "if sibling == 0:\n    os.close(1)\n    os.close(2)\n    time.sleep(60)\n    os._exit(0)\n"
+            "if sibling == 0:\n    os.close(1)\n    os.close(2)\n    time.sleep(600)\n    os._exit(0)\n"
             "print(sibling, s.pid, flush=True)\nos._exit(0)"
         )
         fake.log.parent.mkdir()
@@ -391,7 +451,7 @@ class TestTheHarnessDies:
             [sys.executable, "-c", code, str(fake.log), *fake.command()],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=LONG_S,
             check=True,
         )
         sibling, server = map(int, done.stdout.split())

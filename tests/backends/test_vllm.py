@@ -23,8 +23,10 @@ from backends.failures import classify
 from backends.prometheus import metric_names, neutral_metrics, parse_prometheus
 from backends.server_log import read_log
 from backends.vllm import BACKEND
+from backends.vllm_flags import STEP_LOG
 from backends.vllm_info import INFO_PATH, METRICS_PATH, MODELS_PATH, VERSION_PATH
 from backends.vllm_metrics import CACHE_CONFIG, cache_settings
+from backends.vllm_steps import STAMP_VARIABLE
 from backends.vllm_version import MODULE
 from results.errors import EngineError, UsageError
 
@@ -127,17 +129,26 @@ class TestCommandLine:
         assert made.argv == (
             *gpu_command,
             *("--model", "/models/m", "--host", "127.0.0.1", "--port", "8123", "--served-model-name", "the-name"),
-            *("--generation-config", "vllm", "--disable-uvicorn-access-log", "--max-num-seqs", "8"),
+            *("--generation-config", "vllm", "--disable-uvicorn-access-log", "--max-num-seqs", "8", STEP_LOG),
         )
         assert "VLLM_TARGET_DEVICE" not in made.env
         assert made.env["HF_HUB_OFFLINE"] == "1"
-        assert made.notes == ()
+        assert [note.partition(",")[0] for note in made.notes] == ["it logs a line a step"]
+
+    def test_a_line_a_step_carries_a_stamp_to_the_microsecond_unless_the_user_says_otherwise(
+        self, gpu_command: tuple[str, ...]
+    ) -> None:
+        assert plan(gpu_command).env[STAMP_VARIABLE] == "%(created).6f "
+        assert plan(gpu_command, env={STAMP_VARIABLE: "mine "}).env[STAMP_VARIABLE] == "mine "
+        off = plan(gpu_command, step_log=False)
+        assert STAMP_VARIABLE not in off.env
+        assert (STEP_LOG in off.argv, off.notes) == (False, ())
 
     def test_of_the_cpu_build_names_its_device_and_bounds_its_memory(self, cpu_command: tuple[str, ...]) -> None:
         made = plan(cpu_command)
         assert made.env["VLLM_TARGET_DEVICE"] == "cpu"
         assert made.env["VLLM_CPU_KVCACHE_SPACE"] == "4"
-        assert len(made.notes) == 1
+        assert any("VLLM_CPU_KVCACHE_SPACE=4" in note for note in made.notes)
 
     def test_the_device_may_be_named_in_the_environment(self, gpu_command: tuple[str, ...]) -> None:
         made = plan(gpu_command, env={"VLLM_TARGET_DEVICE": "cpu"}, kv_cache_bytes=2**30)
@@ -145,7 +156,9 @@ class TestCommandLine:
 
     def test_the_users_options_and_environment_win(self, cpu_command: tuple[str, ...]) -> None:
         made = plan(cpu_command, options=("--block-size", "64"), env={"VLLM_CPU_KVCACHE_SPACE": "2"}, block_size=32)
-        assert made.argv[-4:] == ("--block-size", "32", "--block-size", "64")
+        own = made.argv.index("--block-size")
+        assert made.argv[own + 1] == "32"
+        assert made.argv[-2:] == ("--block-size", "64")
         assert made.env["VLLM_CPU_KVCACHE_SPACE"] == "2"
 
     def test_its_settings_are_opened_to_this_machine_alone(self, gpu_command: tuple[str, ...]) -> None:
@@ -211,6 +224,18 @@ class TestReadBack:
         assert {name: resolved[name] for name in told} == {n: Resolved(v, Source.ENDPOINT) for n, v in told.items()}
         assert BACKEND.versions(documents, "") == {"vllm": "0.32.0", "torch": "2.13.0+cpu"}
 
+    def test_the_share_of_memory_is_told_where_it_has_a_say(self) -> None:
+        on_gpu = {"vllm_config": {**INFO["vllm_config"], "device_config": {"device": "cuda"}}}
+        told = [
+            BACKEND.resolved_settings(asked, {INFO_PATH: info}, "").get("memory_fraction")
+            for asked, info in (
+                (EngineSettings(), on_gpu),
+                (EngineSettings(kv_cache_bytes=2**30), on_gpu),
+                (EngineSettings(), INFO),
+            )
+        ]
+        assert told == [Resolved(0.92, Source.ENDPOINT), None, None]
+
     def test_bytes_are_not_told_where_the_number_of_blocks_was_forced(self) -> None:
         resolved = BACKEND.resolved_settings(EngineSettings(kv_cache_tokens=2500), {INFO_PATH: INFO}, CPU_LOG)
         assert "kv_cache_bytes" not in resolved
@@ -231,7 +256,8 @@ class TestReadBack:
     )
     def test_documents_of_another_shape_tell_nothing(self, document: object) -> None:
         documents = {INFO_PATH: document, MODELS_PATH: document, VERSION_PATH: document, METRICS_PATH: document}
-        assert BACKEND.resolved_settings(EngineSettings(), documents, "") == {}
+        told = BACKEND.resolved_settings(EngineSettings(), documents, "")
+        assert {name for name, one in told.items() if one.source is not Source.FIXED} == set()
         assert BACKEND.versions(documents, "") == {}
 
     def test_the_log_tells_the_version_where_no_endpoint_does(self) -> None:
@@ -240,7 +266,8 @@ class TestReadBack:
 
 def test_every_metric_is_on_a_real_page() -> None:
     values = neutral_metrics(BACKEND.metrics, parse_prometheus(PAGE, metric_names(BACKEND.metrics)))
-    assert set(values) == {rule.neutral for rule in BACKEND.metrics}
+    of_a_guessing_server = {"drafts_total", "draft_tokens_total", "accepted_tokens_total"}
+    assert set(values) == {rule.neutral for rule in BACKEND.metrics} - of_a_guessing_server
     told = {"prompt_tokens_total": 5, "generation_tokens_total": 6, "steps_total": 6, "step_tokens_total": 10}
     assert {name: values[name] for name in told} == told | {"step_tokens_total": 11}
     assert (values["prefix_queries_total"], values["prefix_hits_total"], values["requests_finished_total"]) == (5, 0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import EngineSettings, SettingNotSupportedError
+from backends.vllm import VLLMBackend
 from backends.vllm_flags import FLAGS, GIB, SETTINGS, Translation, translate
 from backends.vllm_version import Build, Version
 from results.errors import UsageError
@@ -59,7 +61,7 @@ class TestPlainSettings:
         assert gpu(**settings).flags == flags
 
     def test_every_neutral_setting_has_a_way(self) -> None:
-        assert frozenset(EngineSettings.model_fields) == SETTINGS
+        assert frozenset(EngineSettings.model_fields) == SETTINGS | VLLMBackend.fixed.keys()
         assert len({flag.setting for flag in FLAGS}) == len(FLAGS)
 
     @given(st.integers(1, 10**6), st.sampled_from([None, 1, 16, 48, 128]), st.booleans())
@@ -154,6 +156,10 @@ class TestThreads:
     def test_are_bound_to_cpus_that_may_be_used(self) -> None:
         assert on_cpu(threads=3).env["VLLM_CPU_OMP_THREADS_BIND"] == "2,3,5"
 
+    def test_are_bound_to_the_engines_own_cpus_where_it_has_some(self) -> None:
+        settings = EngineSettings(threads=2)
+        assert translate(settings, build(NEW, cpu=True), {}, True, (5, 3, 9)).env["VLLM_CPU_OMP_THREADS_BIND"] == "3,5"
+
     def test_are_shared_among_ranks(self) -> None:
         assert on_cpu(threads=4, tensor_parallel=2).env["VLLM_CPU_OMP_THREADS_BIND"] == "2,3|5,9"
 
@@ -165,3 +171,28 @@ class TestThreads:
     def test_are_no_setting_of_a_gpu_build(self) -> None:
         with pytest.raises(SettingNotSupportedError, match="'threads'"):
             gpu(threads=2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "config"),
+    [
+        (
+            {"speculative": "ngram", "speculative_tokens": 4},
+            {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 3},
+        ),
+        ({"speculative": "draft", "speculative_model": "/m"}, {"model": "/m", "num_speculative_tokens": 3}),
+        ({"speculative": "mtp"}, {"method": "mtp", "num_speculative_tokens": 3}),
+    ],
+)
+def test_speculation_is_one_flag_of_json(asked: dict[str, Any], config: dict[str, Any]) -> None:
+    made = translate(EngineSettings(**asked), Build((0, 32, 0), "0.32.0"), {}, cpu=False)
+    assert json.loads(made.flags[made.flags.index("--speculative-config") + 1]) == config
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"speculative_tokens": 3}, {"speculative_model": "/m"}, {"speculative": "eagle3"}, {"speculative": "luck"}],
+)
+def test_speculation_that_makes_no_sense_is_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        translate(EngineSettings(**asked), Build((0, 32, 0), "0.32.0"), {}, cpu=False)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from tests.waiting import LONG_S, wait_until
 
 SMALL = ("--batch", "1,3", "--input-len", "8,24", "--output-len", "6")
 
@@ -62,6 +64,21 @@ class Run:
                 found.append(process)
         return found
 
+    def hold_a_worker(self, committed: int = 1) -> psutil.Process:
+        """A load worker put aside in its cell, with so many cells committed before: until it is resumed that cell cannot end."""
+        held: list[psutil.Process] = []
+
+        def caught() -> bool:
+            for worker in self.workers() if len(self.committed()) >= committed else []:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.suspend()
+                    held.append(worker)
+                    return True
+            return False
+
+        wait_until(caught, "a cell under way")
+        return held[0]
+
     def processes(self) -> list[str]:
         """Command lines of everything that still works on this run (servers carry its folder in their arguments)."""
         found = []
@@ -72,17 +89,10 @@ class Run:
         return found
 
 
-def finish(child: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str, str]:
+def finish(child: subprocess.Popen[str], seconds: float = LONG_S) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command that must end by itself."""
     out, err = child.communicate(timeout=seconds)
     return child.returncode, out, err
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.end_to_end.conftest import SMALL, Run, finish, wait_until
+from tests.end_to_end.conftest import SMALL, Run, finish
+from tests.harness.fake_sessions import FAKE
+from tests.waiting import wait_until
 
 # Long enough that a signal lands inside the sweep, not after it.
 LONG = ("--batch", "1,2", "--input-len", "8,24", "--output-len", "120")
@@ -22,8 +26,10 @@ CELLS = 4
 def interrupt(run: Run, number: int) -> tuple[int, dict[str, bytes], str]:
     """Send the signal to the whole foreground group once one cell is committed and another is under way."""
     child = run.sweep(*LONG)
-    wait_until(lambda: bool(run.committed()) and bool(run.workers()), "a cell under way")
+    worker = run.hold_a_worker()
     os.killpg(child.pid, number) if number == signal.SIGINT else os.kill(child.pid, number)
+    with contextlib.suppress(psutil.NoSuchProcess):  # a killed parent takes it along
+        worker.resume()
     code, _, err = finish(child)
     before = run.committed()
     assert 0 < len(before) < CELLS, "the signal came too late to show anything"
@@ -65,12 +71,35 @@ def test_a_terminated_sweep_ends_like_an_interrupted_one(run: Run) -> None:
     assert len(run.summary()["cells"]) == len(before)
 
 
+def test_ctrl_c_while_the_last_server_stops_ends_like_one_in_a_cell(run: Run) -> None:
+    child = run.start(
+        *("sweep", "--backend", "reference", "--model", str(run.model), "--out", str(run.folder)),
+        *("--batch", "1,2", "--input-len", "8", "--output-len", "4"),
+        DYNO_REFERENCE_COMMAND=f"{sys.executable} {FAKE} --ignore-term",
+    )
+
+    def told_to_end() -> bool:
+        assert child.poll() is None, "it ended before its server was told to"
+        return any("got SIGTERM" in log.read_text() for log in run.folder.glob("sessions/*/server.log"))
+
+    wait_until(told_to_end, "the server is told to end")
+    os.killpg(child.pid, signal.SIGINT)
+    code, _, err = finish(child)
+    assert code == 130, err
+    assert "dyno: interrupted. Committed cells are kept" in err
+    assert "Traceback" not in err
+    assert len(run.summary()["cells"]) == len(run.committed()) == 2
+    assert (run.folder / "report.html").exists()
+    wait_until(lambda: not run.processes(), "the server is gone")
+
+
 def test_a_server_that_dies_in_a_cell_makes_that_cell_invalid_and_the_rest_goes_on(run: Run) -> None:
     child = run.sweep(*LONG)
-    wait_until(lambda: bool(run.committed()) and bool(run.workers()), "a cell under way")
+    held = run.hold_a_worker()
     victim = next(p for p in psutil.process_iter(["cmdline"]) if str(run.folder) in " ".join(p.info["cmdline"] or [])
                   and "backends.reference" in (p.info["cmdline"] or []))  # fmt: skip
     victim.kill()
+    held.resume()
     code, _, err = finish(child)
     assert code == 1, err
     cells = run.summary()["cells"]
@@ -139,9 +168,7 @@ def test_a_kv_pool_too_small_for_a_request_is_refused_with_both_numbers(run: Run
 
 def test_a_load_worker_that_dies_makes_that_cell_invalid_and_the_rest_goes_on(run: Run) -> None:
     child = run.sweep(*LONG)
-    wait_until(lambda: bool(run.committed()) and bool(run.workers()), "a cell under way")
-    worker = run.workers()[0]
-    worker.kill()
+    run.hold_a_worker().kill()
     code, _, err = finish(child)
     assert code == 1, err
     cells = run.summary()["cells"]

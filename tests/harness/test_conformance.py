@@ -15,12 +15,13 @@ from backends.openai import KEY_VARIABLE, OpenAIBackend
 from backends.vllm_metrics import VLLM_METRICS
 from harness.conformance import CHECKS, Bench, Outcome, Result, lifecycle, run_check, run_suite
 from harness.conformance.suite import SECRET_VARIABLE, check_backend
-from harness.experiment import EngineSpec
+from harness.experiment import EngineSpec, Timeouts
 from harness.models import ModelRef, open_folder
 from harness.open_server import open_server
 from tests.servers.openai_fake import FakeServer
 from tests.servers.openai_fake_defects import DEFECTS, Conforming
 from tests.servers.openai_fake_tokens import TokenSchedule
+from tests.waiting import LONG_S
 
 ENGINE_FAKE = Path(__file__).resolve().parents[1] / "servers" / "engine_fake.py"
 OF_ID = {check.id: check for check in CHECKS}
@@ -38,11 +39,12 @@ def attached(script: TokenSchedule, folder: Path, **more: Any) -> Iterator[Bench
     with FakeServer(script) as fake:
         engine = EngineSpec(label="fake", backend="openai", url=fake.url)
         with open_server(engine, None, "", folder, backend=Telling()) as server:
-            yield Bench(server, timeout_s=20, **more)
+            yield Bench(server, timeout_s=LONG_S, **more)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For servers that never come to rest: nothing is gained by waiting for them."""
     monkeypatch.setattr(lifecycle, "_SETTLE_S", 1.0)
 
 
@@ -67,6 +69,7 @@ def test_each_check_stands_alone(check: str, tmp_path: Path) -> None:
     assert result.evidence
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("check", "defect"), DEFECTS, ids=[f"{c}-{d.__name__}" for c, d in DEFECTS])
 def test_a_broken_server_fails_the_check_of_its_promise(
     check: str, defect: type[Conforming], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,15 +181,13 @@ def launched(adapter: Launched, tmp_path: Path) -> Iterator[Bench]:
     settings = EngineSettings(max_model_len=512) if isinstance(adapter, OtherThanAsked) else EngineSettings()
     engine = EngineSpec(label="x", backend="launched", settings=settings, env={SECRET_VARIABLE: SECRET})
     model = ModelRef("fake", tmp_path, {})
-    timeouts = engine_timeouts()
+    timeouts = engine_timeouts(adapter)
     with open_server(engine, model, "fake", tmp_path, timeouts, backend=adapter) as server:
-        yield Bench(server, timeout_s=20, secret=SECRET)
+        yield Bench(server, timeout_s=LONG_S, secret=SECRET)
 
 
-def engine_timeouts() -> Any:
-    from harness.experiment import Timeouts
-
-    return Timeouts(ready_s=30, stop_s=1)
+def engine_timeouts(adapter: Launched) -> Timeouts:
+    return Timeouts(ready_s=LONG_S, stop_s=1 if "--ignore-term" in adapter.flags else LONG_S)
 
 
 @pytest.mark.parametrize("check", ["settings", "unsupported_refused", "redaction", "clean_stop"])
@@ -196,6 +197,7 @@ def test_an_adapter_that_keeps_a_promise_passes_its_check(check: str, tmp_path: 
     assert result.outcome is Outcome.PASS, result.evidence
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("check", "adapter"), ADAPTERS, ids=[f"{c}-{a.__name__}" for c, a in ADAPTERS])
 def test_a_broken_adapter_fails_the_check_of_its_promise(check: str, adapter: type[Launched], tmp_path: Path) -> None:
     with launched(adapter(), tmp_path) as bench:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.experiment import BatchLoad, ConcurrencyLoad, Experiment, cells_of, experiment_from, load_experiment
+from harness.experiment import Experiment, cells_of, experiment_from, load_experiment
+from harness.loads import BatchLoad, ConcurrencyLoad
 from harness.planner import GridPlanner
 from results.errors import UsageError
 
@@ -125,13 +127,19 @@ def test_a_planner_asked_again_goes_on_where_cells_are_missing() -> None:
     assert planner.next_cell(done) == planner.planned()[0]
 
 
+def test_a_secret_in_what_was_given_is_not_told() -> None:
+    data = {**experiment().model_dump(mode="json"), "seed": '{"api_key": "sk-12345678", "n": 1}'}
+    with pytest.raises(UsageError, match=r"given: '\{\"api_key\": \"\*\*\*\", \"n\": 1\}'"):
+        experiment_from(data, "here.yaml")
+
+
 def test_secrets_are_in_no_file_and_rename_no_cell() -> None:
     def with_key(key: str) -> Experiment:
         engine = {
             "label": "a",
             "backend": "reference",
             "env": {"HF_TOKEN": key, "OMP": "1"},
-            "options": ["--api-key", key],
+            "options": ["--api-key", key, "--hf-overrides", json.dumps({"auth_token": f"x-{key}"})],
         }
         return experiment(engines=[engine])
 

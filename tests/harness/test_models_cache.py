@@ -16,6 +16,7 @@ import pytest
 from harness.models import ModelFetchError, cache, fetch
 from harness.models.cache import MANIFEST, Origin, fault, sha256
 from results.errors import UnknownNameError, UsageError
+from tests.waiting import LONG_S
 
 TINY = "random-tiny"
 TINY_SHA256 = "70cf7c56d787e45bd242c0819a4d3662b245b7f994cf15665a26cac5732ac149"
@@ -26,7 +27,7 @@ def silent(_: str) -> None:
 
 
 def python(code: str, **options: object) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)  # type: ignore[call-overload,no-any-return]  # fmt: skip
+    return subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)  # type: ignore[call-overload,no-any-return]  # Popen's own keywords, passed on  # fmt: skip
 
 
 def test_a_model_is_built_once_and_is_the_same_on_every_machine(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ cache.build(Path({str(tmp_path)!r}), {TINY!r}, 1, maker, lambda: False)
     assert child.stdout is not None
     assert child.stdout.readline() == "half\n"
     child.send_signal(signal.SIGKILL)
-    child.communicate(timeout=30)
+    child.communicate(timeout=LONG_S)
     assert not (tmp_path / TINY).exists()
     assert len(list(tmp_path.glob(".*building*"))) == 1
     assert fetch(TINY, root=tmp_path, say=silent).built
@@ -151,8 +152,8 @@ print("done", flush=True)
     second = python(code, stdin=subprocess.PIPE)
     assert second.stdout is not None
     assert second.stdout.readline() == f"Another process is building {TINY}; waiting for it ...\n"
-    assert first.communicate("go\n", timeout=30)[0] == "done\n"
-    assert second.communicate("go\n", timeout=30)[0] == "done\n"
+    assert first.communicate("go\n", timeout=LONG_S)[0] == "done\n"
+    assert second.communicate("go\n", timeout=LONG_S)[0] == "done\n"
     assert (first.returncode, second.returncode) == (0, 0)
     assert fault(tmp_path / TINY, full=True) is None
 
@@ -178,7 +179,7 @@ except ModelFetchError as error:
     print(error)
 """
     child = python(code, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)))
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=LONG_S)
     assert out.startswith("No room while building random-tiny in ")
     assert "MiB are free, about 1 MiB are needed" in out
     assert "XDG_CACHE_HOME" in out

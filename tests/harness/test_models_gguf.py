@@ -19,7 +19,7 @@ from harness.models.tiny import byte_characters
 LAYERS, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 2, 32, 48, 4, 2, 8
 
 
-def write_gguf(path: Path, *, arch: str = "llama", pre: str = "smollm", extra: str | None = None) -> dict[str, np.ndarray]:  # type: ignore[type-arg]  # fmt: skip
+def write_gguf(path: Path, *, arch: str = "llama", pre: str = "smollm", extra: str | None = None) -> dict[str, np.ndarray]:  # type: ignore[type-arg]  # arrays of any dtype  # fmt: skip
     """A small F32 Llama as llama.cpp stores it. Returns its weights under Hugging Face's names and in its order."""
     gguf = require_gguf()
     writer = gguf.GGUFWriter(path, arch)
@@ -125,7 +125,7 @@ def test_the_tokenizer_puts_digits_on_their_own_where_the_gguf_says_so(tmp_path:
     ],
 )
 def test_what_cannot_be_rebuilt_exactly_is_refused(tmp_path: Path, options: dict[str, str], message: str) -> None:
-    write_gguf(tmp_path / "x.gguf", **options)  # type: ignore[arg-type]
+    write_gguf(tmp_path / "x.gguf", **options)  # type: ignore[arg-type]  # keywords of several types from one table
     with pytest.raises(ModelFetchError, match=message):
         convert(tmp_path / "x.gguf", tmp_path)
 

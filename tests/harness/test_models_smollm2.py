@@ -20,6 +20,7 @@ import pytest
 from harness.models import ModelFetchError, fetch, smollm2
 from harness.models.cache import Origin, read_manifest, sha256
 from tests.harness.test_models_gguf import write_gguf
+from tests.waiting import LONG_S
 
 NAME = "smollm2-135m"
 # Of the folder made from the package, pinned after transformers answered "The capital of France is" with " Paris.".
@@ -128,7 +129,7 @@ def _tokenize(address: str, text: str) -> list[int]:
 
     body = json.dumps({"content": text, "add_special": False, "parse_special": True}).encode()
     request = urllib.request.Request(f"{address}/tokenize", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=LONG_S) as answer:
         ids: list[int] = json.load(answer)["tokens"]
         return ids
 
@@ -255,7 +256,7 @@ def fetch_in_a_child(endpoint: str, source: str, root: Path) -> subprocess.Compl
     env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(root / "hf"), "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "*"}
     env |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     command = [sys.executable, "-c", code, NAME, source, str(root / "models")]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=LONG_S)
 
 
 @pytest.mark.parametrize("source", ["auto", "hub"])
@@ -276,7 +277,7 @@ def test_the_hub_is_taken_where_it_answers(
 def test_a_hub_that_fails_half_way_leaves_nothing_and_both_reasons_are_told(
     hub: ThreadingHTTPServer, tmp_path: Path
 ) -> None:
-    hub.RequestHandlerClass.files.pop("model.safetensors")  # type: ignore[attr-defined]
+    hub.RequestHandlerClass.files.pop("model.safetensors")  # type: ignore[attr-defined]  # of the fixture's own handler class
     done = fetch_in_a_child(f"http://127.0.0.1:{hub.server_port}", "auto", tmp_path)
     assert done.returncode == 1
     assert "No matching distribution found" in done.stderr

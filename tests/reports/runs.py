@@ -211,9 +211,10 @@ def make_run(
     setups: Mapping[str, Setup] = MappingProxyType({}),
     source: str | None = None,
     verify: Mapping[str, Any] | None = None,
+    blocks: int = 1,
 ) -> RunStore:
     """A run folder holding `cells` in its summary, and a session for each engine and block; `setups` by engine label,
-    `verify` for its verify.json."""
+    `verify` for its verify.json, `blocks` how many were asked for."""
     engines = list(dict.fromkeys(c["engine"] for c in cells)) or ["reference"]
     loads = [{"mode": "batch", "batch": i + 1, "waves": 3} for i in range(len(cells) if planned is None else planned)]
     experiment = {
@@ -231,7 +232,7 @@ def make_run(
         "workloads": [{"type": "random"}],
         # Planned cells are the product of the four lists; here it is all put into the loads.
         "loads": loads[: len(loads) // len(engines)],
-        "blocks": 1,
+        "blocks": blocks,
     }
     manifest = {
         "host": {"cpu": "Example CPU 2.4 GHz", "cores_usable": 2, "memory_bytes": 8 * 2**30, "system": "Linux 6.18"},

@@ -50,7 +50,7 @@ def test_the_page_says_the_verdict_the_label_and_every_row_with_its_provenance(t
     body = Page(text)
     said = " ".join(" ".join(body.texts).split())
     assert "No: they differ in limit of tokens a step and KV block size, and that bears on these cells." in said
-    assert "a (tuned) against b (own defaults)" in said
+    assert "a (set by hand) against b (own defaults)" in said
     assert "threads and --enforce-eager" in said
     assert text.count('<tr class="a-') == len(data.audit.rows)
     for mark in ("server", "log", "fixed", "only asked", "worked out", "not told"):
@@ -65,7 +65,7 @@ def test_the_terminal_names_the_label_and_the_differences_that_bear_and_no_other
     text = printed(data_of(tmp_path))
     assert max(map(len, text.splitlines())) <= 80
     flat = " ".join(text.split())
-    assert "Label: a (tuned) against b (own defaults)." in flat
+    assert "Label: a (set by hand) against b (own defaults)." in flat
     assert (
         "Limit of tokens a step: a 2,048, b 8,192 (up to 8,192 prompt tokens at once against a limit of 2,048)." in flat
     )

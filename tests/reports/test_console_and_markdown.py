@@ -16,7 +16,7 @@ from tests.reports.runs import Cell, flawed, grid, make_run
 
 
 def data_of(tmp_path: Path, cells: list[Cell], **options: str) -> ReportData:
-    return load_report_data(make_run(tmp_path / "run", cells, **options))  # type: ignore[arg-type]
+    return load_report_data(make_run(tmp_path / "run", cells, **options))  # type: ignore[arg-type]  # options, passed on
 
 
 def printed(data: ReportData, width: int = 80, colour: bool = False, report: Path | None = None) -> str:
@@ -120,6 +120,7 @@ def test_markdown_keeps_names_as_text(tmp_path: Path) -> None:
 def test_markdown_escapes_each_character_once() -> None:
     assert escape("a|b*c_d`e[f]~g\\h") == r"a\|b\*c\_d\`e\[f\]\~g\\h"
     assert escape("<b> & ") == "&lt;b&gt; &amp;"
+    assert escape("a\x1bc\u202eb") == "a\ufffdc\ufffdb"
 
 
 @pytest.mark.parametrize("width", [80, 60, 50])

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from reports.html import render_html
 from results.report_data import ReportData, load_report_data
 from results.report_format import number
-from results.report_headlines import Headline, level
+from results.report_headlines import Headline, doubts_sentence, level
 from results.report_measures import Value
 from results.report_reasons import EvidenceGroup, evidence_groups
 from results.report_shapes import ReasonRow
-from tests.reports.runs import Cell, flawed, grid, make_run, rate
+from tests.reports.runs import Cell, cell, flawed, grid, make_run, rate
 
 
 def load(tmp_path: Path, cells: list[Cell]) -> ReportData:
@@ -44,18 +45,16 @@ def test_evidence_is_told_in_the_order_of_the_table(tmp_path: Path) -> None:
     assert [label for label, _ in data.reasons[0].evidence] == [c.label for c in data.cells]
 
 
-def test_a_sentence_that_differs_in_its_numbers_alone_is_told_once_with_each_cell_s_own(tmp_path: Path) -> None:
+def test_sentences_that_differ_in_their_numbers_alone_are_one_group_and_each_stays_whole() -> None:
     seen = [
         ("a", "lag p99 9.5 ms, TPOT 1,100 ms, 7 reads"),
         ("b", "lag p99 12 ms, TPOT 900 ms, 7 reads"),
         ("c", "other"),
     ]
-    assert evidence_groups(ReasonRow("x", "X", "suspect", "", seen)) == [
-        EvidenceGroup(
-            "lag p99 9.5 to 12 ms, TPOT 900 to 1,100 ms, 7 reads", [("a", "9.5 ms, 1,100 ms"), ("b", "12 ms, 900 ms")]
-        ),
-        EvidenceGroup("other", [("c", "")]),
-    ]
+    lag, other = evidence_groups(ReasonRow("x", "X", "suspect", "", seen))
+    assert (lag, other) == (EvidenceGroup(seen[0][1], seen[:2]), EvidenceGroup("other", [("c", "")]))
+    assert lag.named() == "a (1 more has numbers of its own)"
+    assert evidence_groups(ReasonRow("x", "X", "suspect", "", [("a", "7"), ("b", "7")]))[0].named() == "a and b"
 
 
 def test_headlines_come_from_valid_cells_where_there_are_any(tmp_path: Path) -> None:
@@ -68,9 +67,18 @@ def test_headlines_come_from_valid_cells_where_there_are_any(tmp_path: Path) -> 
 
 def test_headlines_from_suspect_cells_carry_the_reason(tmp_path: Path) -> None:
     data = load(tmp_path, [flawed("SUSPECT", "client_lag")(c) for c in grid()])
-    assert len(data.headlines) == 4
-    for h in data.headlines:
-        assert h.doubt == "SUSPECT: client lag"
+    *measured, cache = data.headlines
+    assert [h.doubt for h in measured] == ["SUSPECT"] * 3
+    assert doubts_sentence(data.headlines) == "SUSPECT here: client lag."
+    # Bytes a token are arithmetic: no other process on the machine changes them.
+    assert (cache.unit, cache.doubt) == ("KiB a token", "")
+    page = render_html(data).split("</header>")[0]
+    assert page.count("client lag") == 1
+
+
+def test_a_number_over_blocks_says_that_it_is_their_mean(tmp_path: Path) -> None:
+    data = load(tmp_path, grid(batches=(4,), input_lens=(128,), blocks=2))
+    assert "most output (mean of 2 blocks)" in headline(data, "most output").words
 
 
 def test_latency_is_that_of_every_engine_at_the_smallest_load_and_shortest_input(tmp_path: Path) -> None:
@@ -85,7 +93,26 @@ def test_the_highest_of_what_lies_within_the_spread_names_its_equals(tmp_path: P
     close = cells[0]["whole"]["output_tokens_per_s"] * 1.01
     cells[1]["whole"] |= {"output_tokens_per_s": close}
     cells[1]["whole"]["waves"]["output_tokens_per_s"] = {"min": close * 0.97, "max": close * 1.02}
-    assert "level within the spread: 128 in / 64 out, batch 8" in headline(load(tmp_path, cells), "most output").words
+    assert "not told apart: 128 in / 64 out, batch 8" in headline(load(tmp_path, cells), "most output").words
+
+
+def test_what_the_comparison_has_judged_is_not_called_level_by_its_spread(tmp_path: Path) -> None:
+    def most(name: str, speeds: list[float]) -> str:
+        # Each block is 10 % faster than the one before, so the spreads meet whatever each block says.
+        pairs = [(("a", 1.0), ("b", speed)) for speed in speeds]
+        cells = [cell(who, 4, 128, b, at * (1 + 0.1 * b)) for b, pair in enumerate(pairs) for who, at in pair]
+        return headline(load(tmp_path / name, cells), "most output").words
+
+    assert most("scattered", [0.8, 2.4, 0.7, 2.2, 1.9]).endswith("; not told apart: a, 128 in / 64 out, batch 4")
+    assert most("same", [1.002, 1.001, 1.003, 1.002, 1.001]).endswith("; equivalent: a, 128 in / 64 out, batch 4")
+    assert most("faster", [1.2, 1.21, 1.2, 1.19, 1.2]).endswith(": b, 128 in / 64 out, batch 4")
+
+
+def test_the_most_output_says_of_which_cells_it_is_where_a_suspect_one_may_stand_higher(tmp_path: Path) -> None:
+    cells = grid(input_lens=(128,))
+    assert headline(load(tmp_path / "all", cells), "most output:").value == number(rate(16, 128))
+    cells[2] = flawed("SUSPECT", "client_lag")(cells[2])
+    assert headline(load(tmp_path / "some", cells), "most output of VALID cells:").value == number(rate(4, 128))
 
 
 def test_invalid_cells_make_no_headline(tmp_path: Path) -> None:

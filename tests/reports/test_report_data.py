@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from reports.figures import build_figures
 from reports.tables import columns_of
+from results.comparison_words import interval_words
 from results.files import to_json
+from results.precision import width_words
 from results.records import SessionRecord
-from results.report_data import ReportData, load_report_data, shown_scope
-from results.report_format import compact, count, listed, number, percent, size
+from results.report_data import ReportData, load_report_data
+from results.report_format import UNKNOWN, compact, count, listed, number, percent, size
 from results.report_measures import MEASURE, Value, over_blocks
-from results.report_readings import BATCH_WORDS
+from results.report_readings import BATCH_WORDS, shown_scope
 from results.report_shapes import load_words, workload_info
 from results.store import RunStore
 from results.summary import build_summary
@@ -29,7 +31,7 @@ def texts(data: ReportData, topic: str) -> list[str]:
 
 
 def load(tmp_path: Path, cells: list[Cell], **options: object) -> ReportData:
-    return load_report_data(make_run(tmp_path / "run", cells, **options))  # type: ignore[arg-type]
+    return load_report_data(make_run(tmp_path / "run", cells, **options))  # type: ignore[arg-type]  # options of several types, passed on
 
 
 def test_sentences_say_how_throughput_moves_with_batch_at_each_length(tmp_path: Path) -> None:
@@ -71,8 +73,39 @@ def test_a_ratio_of_engines_from_few_blocks_is_no_verdict(tmp_path: Path) -> Non
         load(tmp_path / "few", grid(("a", "b"), blocks=2)),
         load(tmp_path / "enough", grid(("a", "b"), blocks=5)),
     )
-    assert "2 blocks: no verdict below 5 blocks" in texts(few, "Engines")[0]
+    said = texts(few, "Engines")[0]
+    assert said.startswith(
+        "b gives 1.20 times the output tokens/s of a over 6 points, no interval (2 blocks): no verdict below 5"
+    )
     assert "no verdict" not in texts(enough, "Engines")[0]
+
+
+def test_a_ratio_of_engines_from_few_blocks_has_its_interval_its_ends_and_its_blocks(tmp_path: Path) -> None:
+    speeds = ((4, (1.1, 1.6, 2.1)), (8, (1.2, 1.3, 1.4)))
+    pairs = [(n, b, who, at) for n, found in speeds for b, x in enumerate(found) for who, at in (("a", 1.0), ("b", x))]
+    data = load(tmp_path, [cell(who, n, 128, b, at) for n, b, who, at in pairs])
+    overall = data.sure.comparisons[0].overall
+    assert overall is not None
+    assert overall.low is not None
+    assert texts(data, "Engines")[0].startswith(
+        f"b gives {number(overall.ratio)} times the output tokens/s of a over 2 points (1.30 at batch 8, 128 in / 64 out to 1.55 at "
+        f"batch 4, 128 in / 64 out), 95 % sure of {interval_words(overall)} (3 blocks): no verdict below 5 blocks (--blocks 5)"
+    )
+
+
+def test_an_engine_that_alone_has_a_trend_is_named_with_it(tmp_path: Path) -> None:
+    cells = grid(("a", "b"), (1, 4), (128,))
+    cells = [flawed("SUSPECT", "client_lag")(c) if c["engine"] == "b" else c for c in cells]
+    for topic in ("Throughput", "Latency"):
+        said = texts(load(tmp_path / topic, cells), topic)[0]
+        assert " on a" in said
+        assert said.endswith("; not told of b: no two loads there that are VALID and comparable.")
+
+
+def test_no_peak_is_named_where_a_suspect_cell_stands_above_it(tmp_path: Path) -> None:
+    cells = [cell("reference", batch, 128, speed=speed) for batch, speed in ((1, 1.0), (4, 1.0), (8, 2.0), (16, 0.4))]
+    cells[2] = flawed("SUSPECT", "client_lag")(cells[2])
+    assert not any("the most is" in text for text in texts(load(tmp_path, cells), "Throughput"))
 
 
 def test_engines_are_compared_over_the_blocks_they_share(tmp_path: Path) -> None:
@@ -131,8 +164,33 @@ def test_a_run_without_cells_says_so(tmp_path: Path) -> None:
 def test_one_cell_gives_a_rate_and_no_factor(tmp_path: Path) -> None:
     data = load(tmp_path, grid(batches=(4,), input_lens=(128,)))
     rate_4 = number(rate(4, 128))
-    assert texts(data, "Throughput") == [f"Batch 4 gives {rate_4} output tokens/s: one load shows no trend."]
+    assert texts(data, "Throughput") == [f"At batch 4, output tokens/s is {rate_4}: one load shows no trend."]
     assert "The one cell is VALID." in texts(data, "What not to trust")
+
+
+def test_one_load_is_told_of_each_engine_and_which_mean_it_is(tmp_path: Path) -> None:
+    data = load(tmp_path, grid(("a", "b"), (4,), (128,), blocks=2))
+    mean = rate(4, 128) * 1.05
+    told = f"{number(mean)} on a and {number(1.2 * mean)} on b (means of 2 blocks)"
+    assert texts(data, "Throughput") == [f"At batch 4, output tokens/s is {told}: one load shows no trend."]
+    assert " ms on a and " in texts(data, "Latency")[0]
+
+
+def test_blocks_that_were_asked_for_and_not_measured_are_told(tmp_path: Path) -> None:
+    cells = grid(("a", "b"), (4,), (128,), blocks=3)
+    few = load(tmp_path / "few", cells)
+    assert "no verdict below 5 blocks (--blocks 5)" in texts(few, "Engines")[0]
+    stopped = load(tmp_path / "stopped", cells, blocks=5)
+    assert (
+        "no verdict below 5 blocks (3 of the 5 asked for are measured: the same command again completes them)"
+        in texts(stopped, "Engines")[0]
+    )
+
+
+def test_an_interval_that_tells_no_size_is_given_as_a_factor() -> None:
+    assert width_words(0.031) == "±3.10 %"
+    assert width_words(1.65) == "a factor of 7.02 from end to end"
+    assert width_words(None) == UNKNOWN
 
 
 def test_each_topic_is_one_sentence_however_many_engines(tmp_path: Path) -> None:
@@ -145,7 +203,7 @@ def test_each_topic_is_one_sentence_however_many_engines(tmp_path: Path) -> None
     ratios, *alike = texts(data, "Engines")
     assert "b 1.20" in ratios
     assert "c 1.44" in ratios
-    assert all(text.startswith("Set alike?") for text in alike)
+    assert all(text.startswith(("Set alike?", "Same tokens?")) for text in alike)
 
 
 def test_factors_of_several_engines_are_over_the_same_loads_and_from_valid_cells(tmp_path: Path) -> None:
@@ -177,7 +235,7 @@ def test_a_cell_shows_the_range_of_its_waves_and_blocks_that_of_the_blocks(tmp_p
     assert (two.high, two.n, two.over) == (pytest.approx(563.2), 2, "blocks")
     user = load(tmp_path / "user", grid(batches=(4,), input_lens=(128,))).points[0].values["user_tokens_per_s"]
     assert None not in (user.low, user.mean, user.high)
-    assert user.low < user.mean < user.high  # type: ignore[operator]
+    assert user.low < user.mean < user.high  # type: ignore[operator]  # none is None, by the line above
 
 
 def test_converted_weights_are_told(tmp_path: Path) -> None:
@@ -452,3 +510,15 @@ def test_the_mean_over_blocks_lies_in_its_range_and_skips_the_unknown(numbers: l
 def test_measures_have_distinct_ids(tmp_path: Path) -> None:
     store: RunStore = make_run(tmp_path / "run", grid(batches=(1,), input_lens=(128,)))
     assert set(load_report_data(store).cells[0].values) == set(MEASURE)
+
+
+def test_percentiles_of_a_cell_carry_their_interval(tmp_path: Path) -> None:
+    made = cell("reference", 4, 128)
+    made["whole"]["ttft_ms"]["intervals"] = {"p50": [500.0, 600.0], "p90": None}
+    data = load_report_data(make_run(tmp_path / "run", [made]))
+    values = data.cells[0].values
+    assert values["ttft_ms_p50"].sure == (500.0, 600.0)
+    assert values["ttft_ms_p90"].sure is None
+    column = next(c for c in columns_of(data) if c.measure == "ttft_ms_p50")
+    assert column.sure(values["ttft_ms_p50"]) == "95 % sure of 500 to 600, for this server's life"
+    assert column.sure(values["ttft_ms_p90"]) == ""

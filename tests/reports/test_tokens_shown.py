@@ -47,12 +47,13 @@ def words(text: str) -> str:
     return " ".join(" ".join(Page(text).texts).split())
 
 
-def test_a_run_that_was_not_verified_says_nothing_of_it(tmp_path: Path) -> None:
+def test_a_run_that_was_not_verified_says_that_nobody_asked_and_claims_nothing(tmp_path: Path) -> None:
     data = data_of(tmp_path, None)
     assert data.tokens is None
-    for text in (render_html(data), printed(data), render_markdown(data)):
-        assert "same tokens" not in text.lower()
+    for text in (words(render_html(data)), printed(data), render_markdown(data)):
+        assert "Same tokens? Nobody asked" in " ".join(text.split())
         assert "tokens near" not in text
+    assert "Do they give the same tokens?" not in render_html(data)
 
 
 def test_the_class_is_told_in_words_with_both_shares_and_stands_beside_the_ratio(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 from results.clock import NS_PER_S
 from results.events import write_table
 from results.records import CellRecord, Fault, SessionRecord
-from results.schema import CHUNKS, REQUESTS, SAMPLES, TRUTH_STEPS, TRUTH_TOKENS
+from results.schema import CHUNKS, REQUESTS, SAMPLES, TRUTH_SCHEDULED, TRUTH_STEPS, TRUTH_TOKENS
 from results.store import RunStore, RunWriter
 from tests.results.simulation import (
     BLOCK_SIZE,
@@ -53,6 +53,8 @@ def write_truth(folder: Path, sims: Sequence[Simulation]) -> None:
     tokens = [token for sim in sims for token in sim.tokens]
     write_table(folder / "steps.parquet", TRUTH_STEPS, columns_of(TRUTH_STEPS, steps))
     write_table(folder / "truth.parquet", TRUTH_TOKENS, columns_of(TRUTH_TOKENS, tokens))
+    taken = [row for sim in sims for row in sim.scheduled]
+    write_table(folder / "scheduled.parquet", TRUTH_SCHEDULED, columns_of(TRUTH_SCHEDULED, taken))
 
 
 @dataclass(slots=True)

@@ -72,11 +72,12 @@ class Simulated:
 
 @dataclass(slots=True)
 class Simulation:
-    """A simulated cell: its requests, the server's steps, and who made which token in which step."""
+    """A simulated cell: its requests, the server's steps, who made which token in which step, and who left the queue when."""
 
     requests: list[Simulated]
     steps: list[dict[str, int]]
     tokens: list[dict[str, Any]]
+    scheduled: list[dict[str, Any]]
     started: int
     ended: int
 
@@ -92,7 +93,7 @@ def simulate(
     """Run `lengths` (input, output) under a batch or concurrency load. The client answers an end at once."""
     planned = [(f"{prefix}{i:05d}", *pair) for i, pair in enumerate(lengths)]
     width = load["batch"] if load["mode"] == "batch" else load["concurrency"]
-    sim = Simulation([], [], [], started, started)
+    sim = Simulation([], [], [], [], started, started)
     waiting: list[Simulated] = []
     running: list[Simulated] = []
     now = started + 1_000_000
@@ -116,6 +117,8 @@ def simulate(
             now += schedule.decode_step(len(running))
             made = list(running)
         step = first_step + len(sim.steps)
+        if prefilling:
+            sim.scheduled.append({"request_id": prefilling.request_id, "step": step, "start": start})
         for request in made:
             sim.tokens.append(
                 {
@@ -145,6 +148,7 @@ def simulate(
                 "blocks_allocated": blocks,
                 "blocks_total": POOL_TOKENS // BLOCK_SIZE,
                 "tokens_held": held,
+                "blocks_reserved": blocks,
             }
         )
         finished = [r for r in running if len(r.stamps) == r.output_len]

@@ -170,8 +170,25 @@ def test_level_favourites_are_told_apart_from_other_ones() -> None:
     assert (found.top1_share, found.top1_or_tie_share) == (0.25, 0.5)
 
 
+def test_of_an_engine_that_names_its_favourite_alone_only_that_is_compared() -> None:
+    """Whether another favourite is level, the engine that tells more has to say; where neither does, it is not."""
+    named = [Position(5, None, {favourite: math.nan}) for favourite in (0, 1, 1)] + [Position(5)]
+    told = [
+        Position(5, -9.0, {0: -0.7, 1: -0.8}),
+        Position(5, -9.0, {0: -0.7, 1: -0.8}),
+        Position(5, -9.0, {0: -0.7, 1: -3.0}),
+        Position(5, -9.0, {0: -0.7, 1: -3.0}),
+    ]
+    found = compare_scores([named], [told], T)
+    assert found.tokens == 3
+    assert (found.top1_share, found.top1_or_tie_share) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert (found.mean_kl, found.mean_abs_logprob_difference) == (None, None)
+    alone = compare_scores([named], [[Position(5, None, {0: math.nan})] * 4], T)
+    assert (alone.top1_share, alone.top1_or_tie_share) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+
+
 def test_what_is_not_told_is_null() -> None:
-    assert compare_scores([plain(1, 2)], [plain(1, 2)], T) == TeacherForced(2, None, None, None, None)
+    assert compare_scores([plain(1, 2)], [plain(1, 2)], T) == TeacherForced(0, None, None, None, None)
     assert compare_scores([], [], T) == TeacherForced(0, None, None, None, None)
 
 

@@ -52,7 +52,13 @@ KV_BYTES_PER_TOKEN = {
     "qwen3-32b": 262_144,
     "qwen3-30b-a3b": 98_304,
     "falcon-7b": 8_192,
+    "qwen3-14b": 163_840,
+    "qwen3-235b-a22b": 192_512,
+    "gpt-oss-20b": 49_152,
+    "gpt-oss-120b": 73_728,
+    "mistral-nemo": 163_840,
     "deepseek-v3": 70_272,
+    "deepseek-v2-lite": 31_104,
     "smollm2-135m": 23_040,
 }
 PARAMETERS = {
@@ -62,6 +68,14 @@ PARAMETERS = {
     "llama-3-70b": 70_553_706_496,
     "mistral-7b": 7_241_732_096,
     "smollm2-135m": 134_515_008,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "deepseek-v2-lite": 15_706_484_224,
+    "mistral-nemo": 12_247_782_400,
+    "qwen3-14b": 14_768_307_200,
 }
 
 

@@ -42,7 +42,7 @@ COMPLETE: dict[str, Any] = {
 
 def engine(label: str, /, *, without: tuple[str, ...] = (), **changes: Any) -> EngineFacts:
     """An engine that tells everything; `changes` replace settings, or what else is known of it."""
-    other = {k: changes.pop(k) for k in ("asked", "raw", "attached", "versions") if k in changes}
+    other = {k: changes.pop(k) for k in ("asked", "raw", "attached", "tuned", "versions") if k in changes}
     values = {k: v for k, v in {**COMPLETE, **changes}.items() if k not in without}
     told = {k: v if isinstance(v, Told) else Told(v, "endpoint") for k, v in values.items()}
     return EngineFacts(label, "any", told, **{"versions": {"torch": "2.13.0"}, **other})
@@ -153,7 +153,9 @@ def test_kv_is_told_in_tokens_and_in_bytes() -> None:
         (100_000_000, "computed"),
         (50_000_000, "computed"),
     ]
-    assert kv_sentence(found) == "The KV caches are equal in tokens, and not equal in bytes."
+    assert kv_sentence(found).startswith(
+        "The KV caches are equal in tokens, and not equal in bytes. 100,000 tokens take"
+    )
     other = audited(engine("a"), engine("b", without=("kv_cache_tokens",), kv_cache_bytes=100_000_000))
     assert other.equal_kv == {"tokens": True, "bytes": True}
     assert row(other, "kv_cache_tokens").values[1].value == 100_000
@@ -173,6 +175,27 @@ def test_prefix_caching_bears_where_prompts_can_repeat() -> None:
     assert one("prefix_caching", True, False, shared).binding == UNSURE
 
 
+def test_promised_memory_bears_unless_all_requests_at_their_longest_fit() -> None:
+    for name, values in (("admission", ("on-demand", "reserve-max")), ("kv_layout", ("paged", "contiguous"))):
+        assert one(name, *values, cells(12), kv_cache_tokens=12 * 8192).binding == NO
+        assert one(name, *values, cells(12), kv_cache_tokens=12 * 8192 - 1).binding == YES
+        assert one(name, *values, cells(12), kv_cache_tokens=12 * 8192, max_model_len=8193).binding == YES
+        assert row(audited(engine("a", **{name: values[0]}), engine("b")), name).status == "unknown"
+        assert name not in {r.id for r in audited(engine("a"), engine("b")).rows}
+
+
+def test_static_batching_bears_where_requests_arrive_while_others_decode() -> None:
+    assert one("batching", "continuous", "static-drop", cells(8, mode="concurrency")).binding == YES
+    assert one("batching", "continuous", "static-drop", cells(8)).binding == UNSURE
+    assert one("batching", "continuous", "static-drop", cells(1)).binding == NO
+
+
+def test_no_kv_cache_always_bears_and_says_who_computes_anew() -> None:
+    found = one("kv_cache", True, False)
+    assert found.binding == YES
+    assert found.means.startswith("b computes every sequence from its first token in each step; a only")
+
+
 def test_chunked_prefill_bears_where_a_step_can_mix() -> None:
     assert one("chunked_prefill", True, False, cells(16, 128)).binding == NO
     assert one("chunked_prefill", True, False, cells(16, 1024)).binding == YES
@@ -185,6 +208,10 @@ def test_graphs_are_held_against_the_batches_that_ran() -> None:
     assert one("cuda_graph_sizes", [1, 2, 4, 8, 16], [1, 8, 512], cells(16), **on).binding == NO
     beyond = one("cuda_graph_sizes", [1, 2, 4, 8, 16], [1, 8, 512], cells(17), **on)
     assert (beyond.binding, beyond.means) == (YES, "b has graphs for larger batches than a.")
+    # What was offered is an upper bound; what ran together decides where it is known.
+    few, many = ([{**cell, "batch": {"realised": ran}} for cell in cells(17)] for ran in (9.5, 16.5))
+    assert one("cuda_graph_sizes", [1, 2, 4, 8, 16], [1, 8, 512], few, **on).binding == UNSURE
+    assert one("cuda_graph_sizes", [1, 2, 4, 8, 16], [1, 8, 512], many, **on).binding == YES
     bare = one("cuda_graph_sizes", [1, 2, 4, 8, 16], [1, 512], cells(3), **on, cuda_graph_padding=False)
     assert (bare.binding, bare.why) == (YES, "no graph for batch 3 in an engine that does not pad")
     assert one("cuda_graphs", True, False, device="cuda").binding == YES
@@ -226,7 +253,7 @@ def test_only_asked_is_marked_and_metrics_are_better_than_it() -> None:
     found = row(audited(engine("a", max_num_seqs=Told(256, "asked")), engine("b")), "max_num_seqs")
     assert (found.status, found.only_asked) == ("same", True)
     session = {"engine": "a", "settings": {"kv_cache_tokens": {"value": 5, "source": "asked"}}}
-    told = audit_run({"engines": [{"label": "a"}, {"label": "b"}]}, [session], cells(kv_capacity_tokens=7))
+    told = audit_run({"engines": [{"label": "a"}, {"label": "b"}]}, [session], cells(kv_capacity_tokens=7), {})
     assert told is not None
     assert [(v.value, v.source) for v in row(told, "kv_cache_tokens").values] == [(7, "endpoint"), (7, "endpoint")]
 
@@ -256,12 +283,39 @@ def test_settings_asked_until_all_that_bears_is_the_same_make_equalised() -> Non
     assert found.pairs[0].differs == []
 
 
-def test_settings_asked_that_differ_make_tuned() -> None:
+def test_settings_asked_that_differ_are_set_by_hand() -> None:
     found = audited(engine("a", asked={"block_size": 16}), engine("b", block_size=32, raw=("--block-size", "32")))
-    assert [e.kind for e in found.engines] == ["tuned", "tuned"]
-    assert found.label == "tuned"
+    assert [e.kind for e in found.engines] == ["set_by_hand", "set_by_hand"]
+    assert found.label == "set by hand"
     against = audited(engine("a"), engine("b", block_size=32, asked={"block_size": 32}))
-    assert against.label == "a (own defaults) against b (tuned)"
+    assert against.label == "a (own defaults) against b (set by hand)"
+
+
+def test_only_what_a_search_has_set_is_tuned() -> None:
+    searched = engine("b", block_size=32, asked={"block_size": 32}, tuned=True)
+    assert audited(engine("a"), searched).label == "a (own defaults) against b (tuned)"
+    by_hand = engine("a", block_size=8, asked={"block_size": 8})
+    assert audited(by_hand, searched).label == "a (set by hand) against b (tuned)"
+
+
+@pytest.mark.parametrize(
+    ("named", "manifest", "kinds"),
+    [
+        (("a", "b"), {}, ["own_defaults", "set_by_hand"]),
+        (("a", "b"), {"tuned": ["b"]}, ["own_defaults", "tuned"]),
+        (("a",), {}, ["own_defaults", "tuned"]),  # a trial: the experiment of a search names only where it began
+    ],
+)
+def test_the_manifest_of_a_search_tells_which_engines_it_set(
+    named: tuple[str, ...], manifest: Mapping[str, Any], kinds: list[str]
+) -> None:
+    sessions = [
+        {"engine": e, "asked": asked, "settings": {"max_num_seqs": {"value": v, "source": "endpoint"}}}
+        for e, v, asked in (("a", 8, {}), ("b", 4, {"max_num_seqs": 4}))
+    ]
+    found = audit_run({"engines": [{"label": e} for e in named]}, sessions, cells(), manifest)
+    assert found is not None
+    assert [e.kind for e in found.engines] == kinds
 
 
 def test_likeness_is_not_claimed_where_a_setting_that_bears_is_not_told() -> None:
@@ -287,9 +341,9 @@ def test_each_pair_of_several_engines_has_its_own_label() -> None:
     )
     labels = {(p.a, p.b): p.label for p in found.pairs}
     assert labels[("a", "b")] == "equalised"
-    assert labels[("b", "c")] == "tuned"
+    assert labels[("b", "c")] == "set by hand"
     assert found.pair("c", "a") is not None
-    assert found.label == "own defaults: a; tuned: b and c"
+    assert found.label == "own defaults: a; set by hand: b and c"
     assert row(found, "block_size").status == "differs"
 
 
@@ -298,7 +352,7 @@ def test_an_engine_whose_sessions_disagree_is_not_the_same_as_itself() -> None:
         {"engine": e, "settings": {"block_size": {"value": v, "source": "log"}}}
         for e, v in (("a", 16), ("b", 16), ("a", 32), ("b", 16))
     ]
-    found = audit_run({}, [*sessions, {"engine": "b", "settings": {}}], cells())
+    found = audit_run({}, [*sessions, {"engine": "b", "settings": {}}], cells(), {})
     assert found is not None
     blocks = row(found, "block_size")
     assert blocks.status == "differs"

@@ -80,16 +80,18 @@ def test_answers_in_one_piece_count_their_prompts_and_say_what_is_missing() -> N
 def test_what_the_client_counts_of_itself_is_in_the_summary() -> None:
     rows = [request_row(f"r{i}", i, i + 0.1, i + 0.9, 8) for i in range(20)]
     chunks = [text_chunk(f"r{i}", i + 0.1 * k) for i in range(20) for k in range(1, 9)]
-    counts = {"retries": 2, "stamps_disbelieved": 3, "coalesced_events": 5, "not_streamed": 0, "max_in_flight": 1}
+    counts = {"retries": 1, "stamps_disbelieved": 3, "coalesced_events": 5, "not_streamed": 0, "max_in_flight": 1}
     found = summary_of(rows, chunks, client={"receive_stamps": "mixed", **counts})
     assert counts.items() <= found["client"].items()
     told = reasons(found)
-    assert told["requests_sent_again"] == ("note", "2 of 20 requests")
+    assert told["requests_sent_again"] == ("note", "1 of 20 requests")
     assert told["stamps_disbelieved"] == ("note", "3 receive stamps")
     assert told["coalesced_events"][0] == "note"
     assert told["no_kernel_stamps"] == ("note", "some chunks are stamped when the client read them")
     assert "not_streamed" not in told
     quiet = reasons(summary_of(rows, chunks, client={"receive_stamps": "kernel", "coalesced_events": 1}))
+    often = reasons(summary_of(rows, chunks, client={"receive_stamps": "kernel", **counts, "retries": 2}))
+    assert often["requests_sent_again"] == ("suspect", "2 of 20 requests")
     assert not {"requests_sent_again", "stamps_disbelieved", "coalesced_events", "no_kernel_stamps"} & set(quiet)
 
 
@@ -182,6 +184,14 @@ def test_time_between_steps_counts_as_nobody_running(tmp_path: Path) -> None:
     busy = build_summary(synthetic_run(tmp_path, ("a",), (4,), name="busy"))["cells"][0]["batch"]
     found = build_summary(synthetic_run(tmp_path, ("a",), (4,), name="idle", edit=idle))["cells"][0]["batch"]
     assert found["readings"]["steps"] == pytest.approx(busy["readings"]["steps"] / 2, rel=0.01)
+
+
+def test_an_engine_that_tells_all_of_its_steps_can_be_held_against_one_that_tells_less(tmp_path: Path) -> None:
+    found = build_summary(synthetic_run(tmp_path, ("a",), (4,)))["cells"][0]["batch"]
+    assert found["realised_source"] == "steps"
+    # Less by those that run but are not in the step, more by the pauses between steps.
+    assert found["readings"]["log"] == pytest.approx(found["readings"]["steps"], rel=0.15)
+    assert found["readings"]["log"] <= 4
 
 
 @pytest.mark.parametrize("apart", [1, 2, 3, 5])

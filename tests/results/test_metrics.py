@@ -54,6 +54,25 @@ def test_the_table_names_every_metric_of_the_contract_once() -> None:
     assert all(m.id.endswith("_per_s") == m.unit.endswith("/s") for m in METRICS)
 
 
+def test_ttft_counts_reasoning_and_the_first_content_is_told_beside_it() -> None:
+    def thought(request_id: str, t: float) -> dict[str, Any]:
+        return {**text_chunk(request_id, t), "kind": "reasoning"}
+
+    rows = [request_row("a", 0.0, 0.1, 1.0, 3), request_row("b", 0.0, 0.1, 0.5, 5)]
+    chunks = [thought("a", 0.1), thought("a", 0.55), text_chunk("a", 1.0)]
+    found = summary_of(rows, [*chunks, *(thought("b", 0.1 + 0.1 * k) for k in range(5))])
+    whole = found["whole"]
+    assert whole["ttft_ms"]["mean"] == pytest.approx(100)
+    # The second ended inside its reasoning: it has tokens, and no content.
+    assert (whole["ttft_content_ms"]["n"], whole["output_tokens"]) == (1, 8)
+    assert whole["ttft_content_ms"]["mean"] == pytest.approx(1000)
+    assert codes(found)["reasoning_first"] == "note"
+    assert evidence(found, "reasoning_first").endswith("1000.0 ms after the send (median); 1 of 2 answers held none")
+    plain = summary_of(rows[:1], [text_chunk("a", t) for t in (0.1, 0.55, 1.0)])
+    assert plain["whole"]["ttft_content_ms"] is None
+    assert "reasoning_first" not in codes(plain)
+
+
 def test_one_request_by_hand() -> None:
     row = request_row("a", 1.0, 1.2, 1.65, 10, intended=500_000_000, end=1_750_000_000)
     times = [1.2 + 0.05 * k for k in range(10)]

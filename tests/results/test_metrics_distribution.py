@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-from math import comb
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.distribution import PERCENTILES, distribution, interval_ranks
+from results.distribution import PERCENTILES, distribution
 
 # Slow examples of a busy machine are no failures.
 UNTIMED = settings(deadline=None, max_examples=60)
@@ -35,7 +32,7 @@ def test_percentiles_lie_between_the_extremes_and_in_order(drawn: list[float]) -
 @given(values, st.randoms(use_true_random=False))
 def test_order_does_not_matter(drawn: list[float], shuffler: object) -> None:
     mixed = list(drawn)
-    shuffler.shuffle(mixed)  # type: ignore[attr-defined]
+    shuffler.shuffle(mixed)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
     assert distribution(np.array(mixed, dtype=np.float64)) == distribution(np.array(drawn, dtype=np.float64))
 
 
@@ -55,29 +52,33 @@ def test_of_three_values_the_median_is_the_middle_and_no_p99_is_invented() -> No
     assert (found["p50"], found["p99"], found["max"]) == (20.0, None, 30.0)
 
 
-@pytest.mark.parametrize(("percent", "fewest"), [(50, 6), (90, 36), (95, 72), (99, 368)])
+@pytest.mark.parametrize(("percent", "fewest"), [(50, 20), (90, 36), (95, 72), (99, 368)])
 def test_an_interval_exists_from_the_count_on_at_which_it_can_cover(percent: int, fewest: int) -> None:
-    assert interval_ranks(fewest - 1, percent) is None
-    assert interval_ranks(fewest, percent) is not None
+    drawn = np.random.default_rng(1).exponential(size=fewest)
+    assert distribution(drawn[1:])["intervals"][f"p{percent}"] is None
+    assert distribution(drawn)["intervals"][f"p{percent}"] is not None
 
 
-@pytest.mark.parametrize("percent", PERCENTILES)
-@pytest.mark.parametrize("n", [6, 7, 20, 36, 72, 100, 368, 500])
-def test_intervals_cover_at_least_95_per_cent_and_are_the_narrowest(n: int, percent: int) -> None:
-    ranks = interval_ranks(n, percent)
-    if ranks is None:
-        return
-    p, tail = Fraction(percent, 100), Fraction(25, 1000)
+def test_values_of_known_times_that_hang_together_get_wider_intervals_or_none() -> None:
+    noise = np.random.default_rng(2).normal(size=800)
+    alike, walk = np.convolve(noise, np.ones(3), "valid"), np.cumsum(noise)
+    at = np.arange(len(noise))
 
-    def at_most(k: int) -> Fraction:
-        return sum((comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k + 1)), Fraction(0))
+    def width(values: np.ndarray, times: np.ndarray | None) -> float:
+        low, high = distribution(values, at=times)["intervals"]["p50"]
+        return float(high - low)
 
-    low, high = ranks[0] + 1, ranks[1] + 1  # 1-based ranks
-    assert at_most(low - 1) <= tail
-    assert 1 - at_most(high - 1) <= tail
-    # One rank further in would leave too much outside.
-    assert at_most(low) > tail
-    assert 1 - at_most(high - 2) > tail
+    assert width(alike, at[: len(alike)]) > 1.2 * width(alike, None)
+    refused = distribution(walk, at=at)
+    assert refused["intervals"]["p50"] is None
+    assert "too alike" in refused["withheld"]["intervals"]
+
+
+def test_the_times_count_and_not_the_order_in_which_values_are_given() -> None:
+    draw = np.random.default_rng(3)
+    values, at = draw.normal(size=200), np.arange(200)
+    mixed = draw.permutation(200)
+    assert distribution(values[mixed], at=at[mixed]) == distribution(values, at=at)
 
 
 def test_values_that_depend_on_each_other_get_no_interval_and_a_reason() -> None:

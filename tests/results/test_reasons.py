@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from results.device_facts import DeviceFacts
 from results.reason_rules import CellFacts, Severity
 from results.reasons import REASON, REASONS, Verdict, reason, reasons_of, verdict
 
@@ -27,7 +28,7 @@ CLEAN = CellFacts(
     e2e_ms_p50=1000.0,
     receive_stamps="kernel",
     has_window=True,
-    has_device=True,
+    device=DeviceFacts(sampled=True),
 )
 
 
@@ -47,7 +48,7 @@ def test_codes_are_a_closed_set_each_with_words_and_advice() -> None:
 
 @pytest.mark.parametrize("row", REASONS, ids=lambda row: row.code)
 def test_what_the_runner_saw_takes_words_and_severity_from_the_table(row: object) -> None:
-    code = row.code  # type: ignore[attr-defined]
+    code = row.code  # type: ignore[attr-defined]  # a row of the table
     (found,) = reasons_of(replace(CLEAN, found={code: "seen"}))
     assert (found.code, found.severity, found.evidence) == (code, REASON[code].severity, "seen")
     assert reason(code, "seen") == found
@@ -99,7 +100,9 @@ def test_the_verdict_is_that_of_the_worst_reason_which_comes_first(found: list[s
         ),
         ({"disordered": 1, "disordered_example": "r1"}, {"stamps_disordered": "invalid"}),
         ({"counter_fell": "prompt_tokens_total"}, {"server_restarted": "invalid"}),
-        ({"lag_ms_p99": 2.1}, {"client_lag": "note"}),
+        ({"lag_ms_p99": 2.1}, {}),
+        ({"lag_ms_p99": 2.1, "receive_stamps": "read"}, {"client_lag": "suspect", "no_kernel_stamps": "note"}),
+        ({"lag_ms_p99": 1.9, "receive_stamps": "read"}, {"no_kernel_stamps": "note"}),
         ({"lag_ms_p99": 6.0, "tpot_ms_p50": 100.0}, {"client_lag": "note"}),
         ({"lag_ms_p99": 30.0, "e2e_ms_p50": 601.0}, {"client_lag": "note"}),
         ({"lag_ms_p99": 30.0, "e2e_ms_p50": 599.0}, {"client_lag": "suspect"}),
@@ -120,7 +123,7 @@ def test_the_verdict_is_that_of_the_worst_reason_which_comes_first(found: list[s
         ({"wave_count": 2, "wave_rates": (10.0, 90.0)}, {}),
         ({"server_samples": 0, "server_generation_tokens": None}, {"no_server_metrics": "note"}),
         ({"has_window": False}, {"no_window": "note"}),
-        ({"has_device": False}, {"no_device_telemetry": "note"}),
+        ({"device": DeviceFacts()}, {"no_device_telemetry": "note"}),
         ({"mode": "concurrency", "lock_index": 0.9, "lock_phases": 20}, {"phase_lock": "suspect"}),
         ({"mode": "concurrency", "lock_index": 0.9, "lock_phases": 7}, {}),
         ({"mode": "concurrency", "lock_index": 0.6, "lock_phases": 20}, {}),
@@ -132,7 +135,7 @@ def test_the_verdict_is_that_of_the_worst_reason_which_comes_first(found: list[s
     ],
 )
 def test_rules(changes: dict[str, object], expected: dict[str, str]) -> None:
-    assert severities(replace(CLEAN, **changes)) == expected  # type: ignore[arg-type]
+    assert severities(replace(CLEAN, **changes)) == expected  # type: ignore[arg-type]  # fields of several types from one table
 
 
 def test_the_runners_evidence_joins_the_rules() -> None:

@@ -16,6 +16,7 @@ from results import files
 from results.errors import StoreError, UsageError
 from results.records import CellRecord, Fault, SessionRecord
 from results.store import CELL_FILES, RunStore, RunWriter, find_runs
+from tests.waiting import LONG_S
 
 EXPERIMENT = "model: m\nseed: 0\nengines: [{label: a}]\n"
 MANIFEST: dict[str, Any] = {"host": {}, "start": {"command": ["dyno"], "wall_ns": 1, "monotonic_ns": 2}}
@@ -143,6 +144,20 @@ def test_a_full_disk_says_so_and_leaves_the_old_file_whole(
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_a_link_keeps_its_place_and_a_device_is_written_into(tmp_path: Path) -> None:
+    real, link, pipe = tmp_path / "real", tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(real)
+    files.write_atomic(link, b"through")
+    assert link.is_symlink()
+    assert real.read_bytes() == b"through"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.write_atomic(pipe, b"into")
+    assert os.read(reader, 10) == b"into"
+    assert pipe.is_fifo()
+    os.close(reader)
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"id": 1}', '{"schema": 99}'])
 def test_a_damaged_record_stands_for_itself_and_not_for_the_run(tmp_path: Path, content: str) -> None:
     with RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST) as store:
@@ -156,7 +171,7 @@ def test_a_damaged_record_stands_for_itself_and_not_for_the_run(tmp_path: Path, 
         assert store.has_cell("bad")
 
 
-@pytest.mark.parametrize("content", ["[]", '{"schema": 99}', "{"])
+@pytest.mark.parametrize("content", ["[]", '{"schema": 99}', '{"schema": "x"}', '{"schema": true}', "{"])
 def test_a_damaged_or_newer_manifest_is_refused_in_words(tmp_path: Path, content: str) -> None:
     RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST).close()
     (tmp_path / "r" / "manifest.json").write_text(content)
@@ -198,7 +213,7 @@ print("committed")
 @pytest.mark.parametrize("after", range(7))
 def test_killed_at_any_step_of_a_commit_nothing_committed_is_lost(tmp_path: Path, after: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "r"), str(after)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", KILLED, str(tmp_path / "r"), str(after)], capture_output=True, text=True, timeout=LONG_S
     )
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     with RunWriter.start(tmp_path / "r", EXPERIMENT, MANIFEST) as store:
@@ -208,3 +223,13 @@ def test_killed_at_any_step_of_a_commit_nothing_committed_is_lost(tmp_path: Path
             fill(store.begin_cell("half"))
             store.commit_cell(record("half"))
         assert {c.id for c in store.cells()} == {"done", "half"}
+
+
+def test_when_a_run_is_enough_may_be_asked_anew(tmp_path: Path) -> None:
+    grid = "blocks: 1\nmodel: m\n"
+    with RunWriter.start(tmp_path / "run", grid, MANIFEST):
+        pass
+    with RunWriter.start(tmp_path / "run", grid + "budget_s: 60\nuntil_ci: 0.03\n", MANIFEST) as again:
+        assert again.experiment["until_ci"] == 0.03
+    with pytest.raises(UsageError, match="blocks was 1, is now 2"):
+        RunWriter.start(tmp_path / "run", "blocks: 2\nmodel: m\nuntil_ci: 0.03\n", MANIFEST)

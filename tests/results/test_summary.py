@@ -183,13 +183,13 @@ def test_a_server_that_started_over_is_noticed(tmp_path: Path) -> None:
 
 
 def test_prompts_counted_otherwise_are_noticed(tmp_path: Path) -> None:
-    def one_more(parts: CellEdit) -> None:
+    def two_more(parts: CellEdit) -> None:
         for row in parts.requests:
-            row["input_tokens_counted"] += 1
+            row["input_tokens_counted"] += 2
 
-    (cell,) = build_summary(synthetic_run(tmp_path, ("a",), (4,), edit=one_more))["cells"]
+    (cell,) = build_summary(synthetic_run(tmp_path, ("a",), (4,), edit=two_more))["cells"]
     evidence = next(r["evidence"] for r in cell["reasons"] if r["code"] == "prompt_tokens_disagree")
-    assert evidence == "12 of 12 prompts (e.g. 128 sent, 129 counted)"
+    assert evidence == "12 of 12 prompts (e.g. 128 sent, 130 counted)"
 
 
 def test_nothing_that_is_no_number_is_left() -> None:

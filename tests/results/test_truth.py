@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from results.errors import StoreError
-from results.schema import TRUTH_STEPS, TRUTH_TOKENS
-from results.truth import read_steps, read_tokens, seal
+from results.schema import TRUTH_SCHEDULED, TRUTH_STEPS, TRUTH_TOKENS
+from results.truth import read_scheduled, read_steps, read_tokens, seal
 from tests.results.builders import columns_of
 
 
@@ -39,6 +39,7 @@ def batches_of(make: Any, count: int = 5, size: int = 4) -> list[list[dict[str, 
 def test_an_engine_without_a_log_has_no_truth(tmp_path: Path) -> None:
     assert read_steps(tmp_path) is None
     assert read_tokens(tmp_path) is None
+    assert read_scheduled(tmp_path) == {}
     seal(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -100,6 +101,15 @@ def test_only_what_ran_inside_the_span_is_returned(tmp_path: Path) -> None:
     assert steps.step.tolist() == [2, 3]
     assert tokens is not None
     assert tokens.step.tolist() == [2, 3, 4]
+
+
+def test_when_requests_left_the_queue_is_read_while_it_grows_and_sealed(tmp_path: Path) -> None:
+    rows = [[{"request_id": f"r{i}", "step": i, "start": 100 * i} for i in range(3)]]
+    write_stream(tmp_path / "scheduled.arrows", TRUTH_SCHEDULED, rows, finish=False)
+    assert read_scheduled(tmp_path) == {"r0": 0, "r1": 100, "r2": 200}
+    seal(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["scheduled.parquet"]
+    assert read_scheduled(tmp_path) == {"r0": 0, "r1": 100, "r2": 200}
 
 
 def test_a_newer_log_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A fake engine as an executable: quick to start, standard library only, with a fault at any stage of its life by flag.
 
 `python tests/servers/engine_fake.py --port P [faults]`. Without faults it answers /health, /v1/models and streams
-POST /v1/completions. It writes to its log what a test wants to wait for: `listening`, `got SIGTERM`, `worker PID kind`.
+POST /v1/completions. It takes the command line of the reference engine, so that it stands in for it in whole runs. It
+writes to its log what a test wants to wait for: `listening`, `got SIGTERM`, `worker PID kind`, `request of N for M`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--model", default="fake")
+    parser.add_argument("folder", nargs="?")
+    parser.add_argument("--model", "--served-model-name", default="fake")
+    parser.add_argument("--truth-dir")
     parser.add_argument("--message", default="", help="said before a fault, and on stderr")
     parser.add_argument("--exit-at-spawn", type=int, metavar="CODE")
     parser.add_argument("--hang-before-bind", action="store_true")
     parser.add_argument("--chatter", type=int, default=0, metavar="N", help="N log lines, 50 ms apart, before it binds")
+    parser.add_argument("--bind-when", metavar="FILE", help="it binds once that file is there")
     parser.add_argument("--exit-while-loading", type=int, metavar="CODE", help="after the chatter, before it binds")
     parser.add_argument("--shared-memory", action="store_true", help="hold a segment, named in the log: `segment NAME`")
     parser.add_argument("--not-ready", type=int, default=0, metavar="N", help="503 for N polls; -1 for ever")
@@ -44,6 +48,22 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--die-on-term", type=int, metavar="CODE", help="end so instead of cleanly")
     parser.add_argument("--token-interval", type=float, default=0.0, metavar="S", help="time before each token")
+    parser.add_argument("--generates-after", type=int, default=0, metavar="N", help="503 to so many requests")
+    parser.add_argument("--refuse", type=int, metavar="STATUS", help="answer requests so, with the message")
+    parser.add_argument(
+        "--most-prompt", type=int, metavar="N", help="longer prompts are out of memory: 500, and it lives on"
+    )
+    parser.add_argument("--api-key", help="taken, and asked of nobody")
+    parser.add_argument("--deaf", action="store_true", help="take requests and never answer them; /health is fine")
+    parser.add_argument(
+        "--lose-worker",
+        type=float,
+        metavar="S",
+        help="a worker says the message and ends then, with --mood once that is `lose`; the front stays",
+    )
+    parser.add_argument(
+        "--mood", metavar="FILE", help="a word in that file, read as it goes: unhealthy, hung, deaf, fatal, lose"
+    )
     return parser.parse_args()
 
 
@@ -86,12 +106,33 @@ def start_worker(kind: str, listener: socket.socket | None) -> None:
     os.close(ready)
 
 
+def mood_of(options: argparse.Namespace) -> str:
+    """The word in its file now."""
+    try:
+        with open(options.mood or os.devnull) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def lose_worker(options: argparse.Namespace) -> None:
+    """A worker that ends with a cause while its front waits for it for ever."""
+    if os.fork() == 0:
+        time.sleep(options.lose_worker)
+        while options.mood and mood_of(options) != "lose":
+            time.sleep(0.01)
+        say(options.message)
+        os._exit(1)
+
+
 class Server:
     """Just enough HTTP: one request a connection."""
 
     def __init__(self, options: argparse.Namespace, listener: socket.socket) -> None:
         self.options, self.listener = options, listener
         self.polls = 0
+        self.refused = 0
+        self.said_fatal = False
 
     def serve(self) -> None:
         while True:
@@ -113,12 +154,41 @@ class Server:
                 while len(body) < int(headers.get("content-length", "0")):
                     body += connection.recv(65536)
                 method, path, _ = lines[0].split(" ")
+                if self.mood() == "hung":
+                    time.sleep(FOREVER_S)
                 if method == "POST":
-                    self.stream(connection, json.loads(body))
+                    self.generate(connection, json.loads(body))
                 else:
                     self.reply(connection, *self.page(path))
             except OSError:
                 return  # the client went away
+
+    def mood(self) -> str:
+        """The word of the moment; `fatal` is also said, once, as an engine does whose front goes on."""
+        word = mood_of(self.options)
+        if word == "fatal" and not self.said_fatal:
+            self.said_fatal = True
+            say("ERROR EngineCore encountered a fatal error.\nERROR torch.OutOfMemoryError: CUDA out of memory.")
+        return word
+
+    def generate(self, connection: socket.socket, request: dict[str, Any]) -> None:
+        say("request of", len(request.get("prompt", ())), "for", request.get("max_tokens"))
+        if self.options.deaf or self.mood() in ("deaf", "fatal"):
+            time.sleep(FOREVER_S)
+        if self.refused < self.options.generates_after:
+            self.refused += 1
+            self.reply(connection, 503, {"error": {"message": "Loading model"}})
+        elif self.options.refuse is not None:
+            self.reply(connection, self.options.refuse, {"error": {"message": self.options.message}})
+        elif self.options.most_prompt is not None and len(request["prompt"]) > self.options.most_prompt:
+            message = "CUDA out of memory. Tried to allocate 2.00 GiB"
+            self.reply(connection, 500, {"error": {"message": message, "type": "OutOfMemoryError"}})
+        elif request.get("stream", True):
+            self.stream(connection, request)
+        else:
+            choice = {"index": 0, "text": " x" * request["max_tokens"], "finish_reason": "length"}
+            usage = {"prompt_tokens": len(request["prompt"]), "completion_tokens": request["max_tokens"]}
+            self.reply(connection, 200, {"model": self.options.model, "choices": [choice], "usage": usage})
 
     def page(self, path: str) -> tuple[int, dict[str, Any]]:
         self.polls += 1
@@ -127,6 +197,8 @@ class Server:
             die(self.options.die_after_bind)
         if self.options.not_ready < 0 or self.polls <= self.options.not_ready:
             return 503, {"error": {"message": "Loading model"}}
+        if path == "/health" and self.mood() == "unhealthy":
+            return 503, {"error": {"message": "The engine is dead"}}
         if path == "/v1/models":
             return 200, {"object": "list", "data": [{"id": self.options.model, "max_model_len": 2048}]}
         return (200, {"status": "ok"}) if path == "/health" else (404, {"error": {"message": "not found"}})
@@ -143,6 +215,8 @@ class Server:
                 say(self.options.message)
                 die(self.options.die_code)
             time.sleep(self.options.token_interval)
+            if self.mood() in ("unhealthy", "hung", "deaf", "fatal"):
+                time.sleep(FOREVER_S)
             connection.sendall(b'data: {"choices": [{"index": 0, "text": " x"}]}\n\n')
         connection.sendall(b"data: [DONE]\n\n")
 
@@ -159,7 +233,8 @@ def main() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, on_signal)
-    if options.message and options.die_after_bind is None and options.die_after_tokens is None:
+    later = (options.die_after_bind, options.die_after_tokens, options.refuse, options.lose_worker)
+    if options.message and all(fault is None for fault in later):
         print(options.message, file=sys.stderr, flush=True)
     if options.exit_at_spawn is not None:
         die(options.exit_at_spawn)
@@ -169,9 +244,13 @@ def main() -> None:
         time.sleep(0.05)
     if options.exit_while_loading is not None:
         die(options.exit_while_loading)
+    if options.lose_worker is not None:
+        lose_worker(options)
     if options.hang_before_bind:
         say("hanging")
         time.sleep(FOREVER_S)
+    while options.bind_when and not os.path.exists(options.bind_when):
+        time.sleep(0.01)
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((options.host, options.port))

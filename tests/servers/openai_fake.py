@@ -27,6 +27,7 @@ import uvloop
 
 from tests.servers.openai_fake_steps import Close, Delay, Received, Reset, Step, Wait, Write
 from tests.servers.openai_fake_tokens import TokenSchedule
+from tests.waiting import LONG_S
 
 Script = Sequence[Step] | Callable[[Received], Sequence[Step]] | TokenSchedule
 CERTIFICATE = Path(__file__).with_name("localhost.pem")
@@ -46,12 +47,11 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self.transport = transport  # type: ignore[assignment]
+        self.transport = transport  # type: ignore[assignment]  # TLS gives a transport of another class
         self._server.open_transports.add(self.transport)
         if self._server.greeting is not None:
             self.transport.write(self._server.greeting)
             self.transport.close()
-        self._rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.open_transports.discard(self.transport)
@@ -136,7 +136,7 @@ class _Connection(asyncio.Protocol):
 class FakeServer:
     """The server in a thread of its own. What it saw: `requests`, `connections`, `in_flight`, `max_in_flight`.
 
-    `close_idle_after`: seconds after which an idle connection is closed. `read_body` False: it answers after the head.
+    `close_idle_after`: seconds after an answer until an idle connection is closed. `read_body` False: it answers after the head.
     `greeting`: what it says to every connection before it closes it, unasked.
     """
 
@@ -200,17 +200,17 @@ class FakeServer:
 
     def __enter__(self) -> FakeServer:
         self._thread.start()
-        if not self._ready.wait(10):
+        if not self._ready.wait(LONG_S):
             raise RuntimeError("the fake server did not start")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(LONG_S)
         if self.errors and value is None:
             raise RuntimeError("the fake server's script failed") from self.errors[0]
 
-    def wait_until(self, condition: Callable[[FakeServer], bool], timeout_s: float = 10) -> None:
+    def wait_until(self, condition: Callable[[FakeServer], bool], timeout_s: float = LONG_S) -> None:
         """Wait for something the server sees (a request, a count in flight). Raises TimeoutError."""
         with self.changed:
             if not self.changed.wait_for(lambda: condition(self), timeout_s):

@@ -39,7 +39,7 @@ class Conforming(TokenSchedule):
 
     async def generate(self, request: Received, transport: asyncio.Transport) -> None:
         request.json = self.changed_body(dict(request.json))
-        await super().generate(request, _Wire(transport, self.change))  # type: ignore[arg-type]
+        await super().generate(request, _Wire(transport, self.change))  # type: ignore[arg-type]  # a stand-in with the methods that are used
 
 
 class NotReady(Conforming):
@@ -93,7 +93,7 @@ class UsageAtOddsWithItself(Conforming):
         self.streaming = bool(body.get("stream"))
         return body
 
-    def _usage(self, prompt: int, completion: int) -> dict[str, int]:  # type: ignore[override]
+    def _usage(self, prompt: int, completion: int) -> dict[str, int]:  # type: ignore[override]  # this fake counts by the instance
         return TokenSchedule._usage(prompt + self.streaming, completion)
 
 

@@ -14,7 +14,8 @@ from tests.servers.openai_fake_steps import DONE, Received, chunk, head, json_an
 @dataclass
 class TokenSchedule:
     """First token after `ttft_s`, then one every `interval_s`, `per_chunk` to an event. `natural` is the length of an
-    answer that may end by itself (without ignore_eos)."""
+    answer that may end by itself (without ignore_eos). With `seen_ttft_s` there is a prefix cache: a prompt that came before
+    has its first token after so long, and the counters tell of it."""
 
     ttft_s: float = 0.0
     interval_s: float = 0.005
@@ -25,6 +26,9 @@ class TokenSchedule:
     running: int = 0
     prompt_tokens: int = 0
     generated: int = 0
+    seen_ttft_s: float | None = None
+    prompts: set[str] = field(default_factory=set)
+    hits: int = 0
     # Request id -> [received, then the instant before each token's write], monotonic ns.
     stamps: dict[str, list[int]] = field(default_factory=dict)
 
@@ -59,6 +63,11 @@ class TokenSchedule:
             ("vllm:prompt_tokens_total", "counter", self.prompt_tokens),
             ("vllm:generation_tokens_total", "counter", self.generated),
         ]
+        if self.seen_ttft_s is not None:
+            rows += [
+                ("vllm:prefix_cache_queries_total", "counter", self.prompt_tokens),
+                ("vllm:prefix_cache_hits_total", "counter", self.hits),
+            ]
         return "".join(f"# TYPE {name} {kind}\n{name}{labels} {value}\n" for name, kind, value in rows)
 
     async def generate(self, request: Received, transport: asyncio.Transport) -> None:
@@ -74,7 +83,7 @@ class TokenSchedule:
         self.prompt_tokens += prompt_tokens
         self.running += 1
         stamps = self.stamps.setdefault(request.id or str(request.index), [request.at])
-        start = time.monotonic_ns() / 1e9 + self.ttft_s
+        start = time.monotonic_ns() / 1e9 + self._wait_for_first(json.dumps(prompt), prompt_tokens)
         try:
             if not body.get("stream"):
                 await self._until(start + (count - 1) * self.interval_s)
@@ -113,6 +122,15 @@ class TokenSchedule:
             transport.write(chunk(DONE) + b"0\r\n\r\n")
         finally:
             self.running -= 1
+
+    def _wait_for_first(self, prompt: str, tokens: int) -> float:
+        """How long a prompt takes to its first token, the cache allowed for."""
+        if self.seen_ttft_s is None:
+            return self.ttft_s
+        known = prompt in self.prompts
+        self.prompts.add(prompt)
+        self.hits += known * tokens
+        return self.seen_ttft_s if known else self.ttft_s
 
     @staticmethod
     async def _until(when_s: float) -> None:

@@ -16,14 +16,16 @@ from backends.server_log import read_log
 from backends.vllm_metrics import CACHE_CONFIG
 from backends.vllm_version import find_build
 from harness.conformance import CHECKS, Bench, Check, Outcome, run_check
-from harness.experiment import ConcurrencyLoad, Timeouts
-from harness.load.plan import PlannedBody, build_plan
+from harness.experiment import Timeouts
+from harness.load.build import PlannedBody, build_plan
 from harness.load.process import LoadProcess
-from harness.session import told_phases
+from harness.loads import ConcurrencyLoad
+from harness.session_checks import told_phases
 from results.events import read_chunks, read_requests
 from tests.vllm.conftest import ASKED
+from tests.waiting import LONG_S
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 PROMPT = [504, 3575, 282, 4649, 314]  # The capital of France is
 PARIS = 7042
 
@@ -123,7 +125,7 @@ def test_a_prompt_sent_again_moves_the_prefix_counters(bench: Bench) -> None:
     bench.complete(prompt, 2)
     before = bench.metrics() or {}
     bench.complete(prompt, 2)
-    bench.wait_for(lambda: (bench.metrics() or {})["prefix_queries_total"] > before["prefix_queries_total"], 10)
+    bench.wait_for(lambda: (bench.metrics() or {})["prefix_queries_total"] > before["prefix_queries_total"], LONG_S)
     after = bench.metrics() or {}
     moved = {
         name: after[name] - before[name] for name in ("prefix_queries_total", "prefix_hits_total", "preemptions_total")
@@ -132,12 +134,15 @@ def test_a_prompt_sent_again_moves_the_prefix_counters(bench: Bench) -> None:
 
 
 def test_more_than_fits_at_once_waits_and_fills_the_cache(bench: Bench) -> None:
-    """Ten requests that need more than the cache holds: some wait, its use nears one, and all are answered."""
+    """Requests that need twice what the cache holds: some wait, its use nears one, and all are answered."""
+    count, input_len, output_len = 16, 400, 112  # 8,192 tokens in 4,096; no more than max_num_seqs
     before = bench.metrics() or {}
     answers: list[int | None] = []
     threads = [
-        threading.Thread(target=lambda: answers.append(bench.complete(bench.prompt(400), 24).stream.output_tokens))
-        for _ in range(10)
+        threading.Thread(
+            target=lambda: answers.append(bench.complete(bench.prompt(input_len), output_len).stream.output_tokens)
+        )
+        for _ in range(count)
     ]
     for thread in threads:
         thread.start()
@@ -145,10 +150,10 @@ def test_more_than_fits_at_once_waits_and_fills_the_cache(bench: Bench) -> None:
     while any(thread.is_alive() for thread in threads):
         seen.append(bench.metrics() or {})
         threads[0].join(0.05)
-    assert answers == [24] * 10
+    assert answers == [output_len] * count
     assert max(m["waiting"] for m in seen) >= 1
     assert max(m["running"] for m in seen) > 1
     assert max(m["kv_usage"] for m in seen) > 0.5
     after = bench.metrics() or {}
-    assert after["requests_finished_total"] - before["requests_finished_total"] == 10
-    assert after["steps_total"] - before["steps_total"] >= 24
+    assert after["requests_finished_total"] - before["requests_finished_total"] == count
+    assert after["steps_total"] - before["steps_total"] >= output_len

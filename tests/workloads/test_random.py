@@ -43,6 +43,13 @@ def test_a_longer_cell_of_the_same_seed_does_not_repeat_prompts() -> None:
     assert len({r.prompt for r in requests}) == 64
 
 
+def test_a_thousand_prompts_share_not_even_their_first_block() -> None:
+    lengths = {"dist": "fixed", "tokens": 128}
+    made = RandomWorkload.model_validate({"input_len": lengths, "output_len": {"dist": "fixed", "tokens": 1}})
+    prompts = [r.prompt for r in made.requests(1000, 7, Vocabulary(32_000))]
+    assert len({p[:16] for p in prompts}) == 1000
+
+
 def test_seeds_differ_in_every_part_and_do_not_depend_on_the_order_of_keys() -> None:
     parts = [(0, {"a": 1}, 0), (1, {"a": 1}, 0), (0, {"a": 2}, 0), (0, {"a": 1}, 1)]
     assert len({request_seed(*p) for p in parts}) == len(parts)

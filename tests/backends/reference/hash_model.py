@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from backends.reference.build import build_scheduler
+from backends.reference.build_scheduler import build_scheduler
 from backends.reference.config import EngineSettings
 from backends.reference.engine import Engine
 from backends.reference.messages import NewToken

@@ -9,14 +9,12 @@ import select
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-START_DEADLINE_S = 90.0
-DEADLINE_S = 30.0
+from tests.waiting import LONG_S
 
 
 class Answer:
@@ -51,12 +49,12 @@ class ServerProcess:
     def connect(self) -> socket.socket:
         """A bare connection."""
         host, port = self.url.removeprefix("http://").split(":")
-        return socket.create_connection((host, int(port)), timeout=DEADLINE_S)
+        return socket.create_connection((host, int(port)), timeout=LONG_S)
 
     @contextmanager
     def ask(self, path: str, content: bytes | None = None, **headers: str) -> Iterator[Answer]:
         """GET, or POST where there is content; the connection is closed on leaving, whatever was read."""
-        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=DEADLINE_S)
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=LONG_S)
         try:
             connection.request("GET" if content is None else "POST", path, content, headers)
             yield Answer(connection.getresponse())
@@ -97,18 +95,10 @@ def running_server(folder: Path, log: Path, *flags: str) -> Iterator[ServerProce
     ):
         try:
             assert process.stdout is not None
-            assert select.select([process.stdout], [], [], START_DEADLINE_S)[0], log.read_text()
+            assert select.select([process.stdout], [], [], LONG_S)[0], log.read_text()
             line = process.stdout.readline()
             match = re.fullmatch(r"ready on (http://\S+) in [\d.]+ s \(weights [\d.]+ s, kv [\d.]+ s\)\n", line)
             assert match, f"{line!r}\n{log.read_text()}"
             yield ServerProcess(process, match[1], log)
         finally:
             process.kill()
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Poll until the condition holds; fail after the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.01)

@@ -28,6 +28,14 @@ def test_missing_folder_and_missing_config_are_named(tmp_path: Path) -> None:
         read_model_config(tmp_path)
 
 
+def test_end_of_sequence_ids_that_the_model_cannot_give_are_left_out(tiny_dir: Path, tmp_path: Path) -> None:
+    """Masking such a one (min_tokens) would index past the logits."""
+    folder = change_config(tiny_dir, tmp_path)
+    vocabulary = read_model_config(tiny_dir).vocab_size
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, vocabulary - 1, vocabulary]}))
+    assert read_model_config(folder).eos_token_ids == (2, vocabulary - 1)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\xff"])
 def test_unreadable_config_is_one_clear_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from backends.reference.admission import RefusedError
 from backends.reference.messages import NewToken, Sampling, Submit
-from backends.reference.scheduler import RefusedError
 from backends.reference.switches import Switches, legal_combinations
 from tests.backends.reference.hash_model import VOCABULARY, expected_output, hash_engine, run_to_end
 

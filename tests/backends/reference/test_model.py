@@ -107,6 +107,14 @@ def random_prompts(lengths: tuple[int, ...], vocab_size: int) -> list[list[int]]
     return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_device_gives_the_tokens_of_the_cpu(tmp_path: Path) -> None:
+    save_model("Llama", tmp_path)
+    prompts = random_prompts((5, 33, 70), TINY["vocab_size"])
+    assert generate(built(tmp_path, device="cuda"), prompts) == generate(built(tmp_path), prompts)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_tokens_equal_transformers_alone_and_batched(variant: str, tmp_path: Path) -> None:
     reference = save_llama(tmp_path, **VARIANTS[variant])

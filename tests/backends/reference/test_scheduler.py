@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from backends.reference.admission import RefusedError
 from backends.reference.engine import Engine
 from backends.reference.messages import Sampling, Submit
-from backends.reference.scheduler import RefusedError
+from backends.reference.truth import NoTruth
 from tests.backends.reference.hash_model import HashRunner, expected_output, hash_engine, run_to_end
 
 
@@ -88,6 +89,30 @@ def test_requests_that_outgrow_the_pool_together_all_finish(requests: int) -> No
     assert engine.scheduler.num_preemptions > 0
     assert engine.stats().preemptions == engine.scheduler.num_preemptions
     assert engine.scheduler.blocks.num_free == 20
+
+
+class Queue(NoTruth):
+    """A truth log that keeps who left the queue, and in which step."""
+
+    def __init__(self) -> None:
+        self.left: list[tuple[str, int]] = []
+
+    def scheduled(self, request_id: str, step: int, start: int) -> None:
+        self.left.append((request_id, step))
+
+
+def test_leaving_the_queue_is_told_once_however_often_a_request_was_preempted() -> None:
+    engine = hash_engine(num_blocks=20, block_size=16, max_num_seqs=4)
+    engine.truth = queue = Queue()
+    for key in range(8):
+        submit(engine, key, 100, 200)
+    run_to_end(engine, max_steps=2000)
+    assert engine.scheduler.num_preemptions > 0
+    assert [request_id for request_id, _ in queue.left] == [f"r{key}" for key in range(8)]
+    steps = [step for _, step in queue.left]
+    assert steps == sorted(steps)
+    # A pool of 20 blocks has room for the prompts of two (7 each): the rest waits.
+    assert steps[0] == 0 < steps[-1]
 
 
 def test_the_oldest_request_is_never_preempted() -> None:
@@ -228,3 +253,21 @@ def test_stop_token_ends_a_request_with_that_token_and_reason_stop() -> None:
     made = run_to_end(engine)[0]
     assert [token.token for token in made] == expected_output(prompt, 50, stop)
     assert [token.finish_reason for token in made] == [None] * (len(made) - 1) + ["stop"]
+
+
+def test_minimum_of_output_tokens_still_counts_from_the_prompt_after_preemption() -> None:
+    """What was generated before a preemption is output when it is computed again, not a longer prompt."""
+    prompts = [[(key * 31 + i) % 50 for i in range(40)] for key in range(4)]
+    free = [expected_output(prompt, 100) for prompt in prompts]
+    ends = [max(free[key].index(token) for token in set(free[key])) for key in range(4)]  # a token first seen late
+    engine = hash_engine(num_blocks=16, block_size=16)
+    for key, prompt in enumerate(prompts):
+        stops = frozenset({free[key][0], free[key][20], free[key][ends[key]]})
+        engine.submit(Submit(key, f"r{key}", prompt, 100, Sampling(stop_ids=stops, min_tokens=30)))
+    made = run_to_end(engine)
+    assert engine.scheduler.num_preemptions > 0
+    for key in range(4):
+        stops = {free[key][0], free[key][20], free[key][ends[key]]}
+        end = next(i for i, token in enumerate(free[key]) if token in stops and i >= 30)
+        assert [token.token for token in made[key]] == free[key][: end + 1]
+        assert made[key][-1].finish_reason == "stop"

@@ -18,9 +18,10 @@ import openai
 import pyarrow as pa
 import pytest
 
-from results.schema import TRUTH_STEPS, TRUTH_TOKENS
-from tests.backends.reference.server_process import DEADLINE_S, Answer, ServerProcess, running_server, wait_until
+from results.schema import TRUTH_SCHEDULED, TRUTH_STEPS, TRUTH_TOKENS
+from tests.backends.reference.server_process import Answer, ServerProcess, running_server
 from tests.backends.reference.test_model import built, generate
+from tests.waiting import LONG_S, wait_until
 
 PROMPT = [5, 6, 7, 8]
 EOS_AT = 3  # the model's fourth token after PROMPT is its end of sequence
@@ -410,7 +411,7 @@ def send_and_leave(server: ServerProcess, request_id: str, seen: Callable[[], bo
 @pytest.mark.parametrize("streamed", [True, False])
 def test_disconnect_ends_the_request_and_gives_its_blocks_back(server: ServerProcess, streamed: bool) -> None:
     name = f"gone-{streamed}"
-    running = lambda: server.metric("vllm:num_requests_running") == 1  # noqa: E731
+    running = lambda: server.metric("vllm:num_requests_running") == 1  # noqa: E731 - read at its call, one line
     send_and_leave(server, name, running, prompt=PROMPT, max_tokens=32000, stream=streamed)
     wait_until(lambda: idle(server), "blocks are back")
     wait_until(lambda: bool(token_rows(server, name)), "its tokens are in the truth log")
@@ -421,7 +422,7 @@ def test_disconnect_ends_the_request_and_gives_its_blocks_back(server: ServerPro
 
 
 def test_disconnect_while_queued(server: ServerProcess) -> None:
-    waiting = lambda: server.metric("vllm:num_requests_waiting") == 1  # noqa: E731
+    waiting = lambda: server.metric("vllm:num_requests_waiting") == 1  # noqa: E731 - read at its call, one line
     with streaming(server, prompt=PROMPT, max_tokens=32000, ignore_eos=True) as first:
         next(events(first))
         send_and_leave(
@@ -463,8 +464,16 @@ def test_truth_log_is_complete_and_joins_by_request_id(server: ServerProcess) ->
             pool.submit(stream, server, request_id, prompt=[1] * (10 * length), max_tokens=length, ignore_eos=True)
     wait_until(lambda: all(len(token_rows(server, i)) == n for i, n in asked.items()), "all tokens are in the log")
     steps = {row["step"]: row for row in rows(truth_dir(server) / "steps.arrows")}
+    queue = truth_dir(server) / "scheduled.arrows"
+    wait_until(
+        lambda: set(asked) <= {row["request_id"] for row in rows(queue)}, "all requests have left the queue in the log"
+    )
+    taken = {row["request_id"]: row for row in rows(queue)}
     for request_id, length in asked.items():
         made = token_rows(server, request_id)
+        # Left the queue once, in the step that made the first token or (a prompt in chunks) before it.
+        assert taken[request_id]["step"] <= made[0]["step"]
+        assert taken[request_id]["start"] == steps[taken[request_id]["step"]]["start"]
         assert [row["index"] for row in made] == list(range(length))
         assert [row["step"] for row in made] == sorted({row["step"] for row in made})
         for row in made:
@@ -481,6 +490,8 @@ def test_truth_log_is_complete_and_joins_by_request_id(server: ServerProcess) ->
     assert sorted(steps) == list(range(len(steps)))
     assert pa.ipc.open_stream(truth_dir(server) / "truth.arrows").schema.equals(TRUTH_TOKENS, check_metadata=True)
     assert pa.ipc.open_stream(truth_dir(server) / "steps.arrows").schema.equals(TRUTH_STEPS, check_metadata=True)
+    scheduled = pa.ipc.open_stream(truth_dir(server) / "scheduled.arrows").schema
+    assert scheduled.equals(TRUTH_SCHEDULED, check_metadata=True)
 
 
 def test_sigterm_ends_streams_with_an_error_and_exits_0(folder: Path, tmp_path: Path) -> None:
@@ -493,7 +504,7 @@ def test_sigterm_ends_streams_with_an_error_and_exits_0(folder: Path, tmp_path: 
             *_, last, done = received
         assert "shutting down" in last["error"]["message"]
         assert done == "[DONE]"
-        assert server.process.wait(DEADLINE_S) == 0
+        assert server.process.wait(LONG_S) == 0
         log = server.log.read_text()
         assert "Traceback" not in log
         for step in ("loading weights", "allocating KV", "stopped"):
@@ -516,15 +527,21 @@ def test_truth_survives_a_kill_and_a_folder_without_tokenizer_serves_ids(folder:
         stream(server, "kept", prompt=PROMPT, max_tokens=9, ignore_eos=True)
         wait_until(lambda: len(token_rows(server, "kept")) == 9, "the log is flushed while the server runs")
         server.process.kill()
-        server.process.wait(DEADLINE_S)
+        server.process.wait(LONG_S)
         assert [row["index"] for row in token_rows(server, "kept")] == list(range(9))
         assert rows(tmp_path / "truth" / "steps.arrows")
+
+
+def cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def failed_start(*arguments: str) -> str:
     """Standard error of a server that must refuse to start."""
     ended = subprocess.run(
-        [sys.executable, "-m", "backends.reference", *arguments], capture_output=True, text=True, timeout=DEADLINE_S
+        [sys.executable, "-m", "backends.reference", *arguments], capture_output=True, text=True, timeout=LONG_S
     )
     assert ended.returncode == 2, ended.stderr
     assert ended.stdout == ""
@@ -538,8 +555,15 @@ def failed_start(*arguments: str) -> str:
 def test_mistakes_at_start_are_one_line_and_exit_code_2(tiny_dir: Path, tmp_path: Path) -> None:
     assert "nowhere does not exist" in failed_start(str(tmp_path / "nowhere"))
     assert "--max-num-seqs" in failed_start(str(tiny_dir), "--max-num-seqs", "0")
+    if not cuda():
+        assert "needs a CUDA device" in failed_start(str(tiny_dir), "--device", "cuda")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port}" in failed_start(str(tiny_dir), "--port", str(port))
     (tmp_path / "file").write_text("")
     assert "truth log" in failed_start(str(tiny_dir), "--port", "0", "--truth-dir", str(tmp_path / "file" / "x"))
+
+
+def test_a_server_without_a_profiler_says_how_to_get_one(server: ServerProcess) -> None:
+    refused = server.post("/start_profile", 409)
+    assert "--profile-dir" in refused["error"]["message"]

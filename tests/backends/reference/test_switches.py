@@ -29,6 +29,9 @@ class StepLog:
     def token(self, *row: Any) -> None:
         """Not needed here."""
 
+    def scheduled(self, *row: Any) -> None:
+        """Not needed here."""
+
     def step(self, *row: int) -> None:
         self.steps.append(dict(zip(TRUTH_STEPS.names, row, strict=True)))
 

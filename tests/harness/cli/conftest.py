@@ -20,9 +20,9 @@ class Result:
 
 @pytest.fixture
 def dyno(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    def run(*words: str) -> Result:
+    def run(*words: str, columns: int = 120) -> Result:
         monkeypatch.setattr(sys, "argv", ["dyno", *words])
-        monkeypatch.setenv("COLUMNS", "120")
+        monkeypatch.setenv("COLUMNS", str(columns))
         capfd.readouterr()
         code = 0
         try:

@@ -12,6 +12,7 @@ import pytest
 from harness.cli.values import engine_fields, positive_ints
 from results.errors import UnknownNameError, UsageError
 
+DATA = Path(__file__).parents[2] / "data" / "workloads"
 SWEEP = ("sweep", "--backend", "reference", "--model", "random-tiny", "--batch", "1")
 
 
@@ -33,7 +34,7 @@ SWEEP = ("sweep", "--backend", "reference", "--model", "random-tiny", "--batch",
         ((*SWEEP, "--seed", "-1"), "seed.*greater than or equal to 0.*given: -1"),
         ((*SWEEP, "--seed", str(2**63)), "seed.*less than"),
         ((*SWEEP, "--blocks", "10000000", "--dry-run"), "blocks.*1000"),
-        ((*SWEEP, "--engine", "label=a,backend=reference,options='x"), "options=\"'x\" cannot be split"),
+        ((*SWEEP, "--engine", "label=a,backend=reference,options='x"), "options: its words cannot be split"),
         ((*SWEEP, "--engine", "label=a,backend=reference,env.=x"), "'' cannot be the name of an environment variable"),
         ((*SWEEP, "--engine", "label=\x1b[31m,backend=reference"), "printable characters only"),
         (("sweep", "/dev/zero", "--batch", "1"), "/dev/zero: it is no file"),
@@ -94,12 +95,18 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(dyno: Callable[..., object]
 
 
 def test_every_preset_is_a_valid_plan(dyno: Callable[..., object]) -> None:
-    from harness.cli.experiment_args import preset_names
+    from harness.cli.presets import preset_names
 
     assert preset_names()
     for name in preset_names():
-        words = ("sweep", "--preset", name, "--backend", "reference", "--model", "smollm2-135m", "--dry-run", "--json")
-        assert json.loads(dyno(*words).out)["cells"] > 0
+        words = ["sweep", "--preset", name, "--backend", "reference", "--model", "llama-3.1-8b", "--dry-run", "--json"]
+        if name == "sharegpt":
+            words += ["--workload", str(DATA / "sharegpt_fastchat.json") + ",oversample=true"]
+        plan = json.loads(dyno(*words).out)
+        assert plan["cells"] > 0
+        small = json.loads(dyno(*words, "--scale", "1/16").out)
+        assert small["cells"] == plan["cells"]
+        assert small["requests"] < plan["requests"]
 
 
 def test_engine_words_keep_escaped_commas_and_shell_quotes() -> None:
@@ -131,10 +138,43 @@ def test_a_command_line_is_kept_without_its_secrets() -> None:
             "--engine",
             r"label=a,backend=vllm,env.HF_TOKEN=hf_abcdefgh,options=--api-key 'sk x' --x 1\,2",
         ),
-        "--engine=backend=b,env.MY_SECRET=hunter22,max_num_batched_tokens=5",
+        "--engine=backend=b,container.args=-e HF_TOKEN=hf_ijklmnop,env.MY_SECRET=hunter22,max_num_batched_tokens=5",
+        *(
+            "--vary",
+            r"options=--api-key=sk-x1,--api-key sk-x2 --x 1\,2",
+            "--vary=options=--api-key sk-x3 'open",
+            "--vary",
+            "seed=1,2",
+        ),
     ]
     shown = public_command(words)
-    assert not [s for s in ("hf_abcdefgh", "sk x", "hunter22") if s in " ".join(shown)]
-    assert "max_num_batched_tokens=5" in shown[-1]
+    assert not [s for s in ("hf_abcdefgh", "sk x", "hunter22", "hf_ijklmnop", "sk-x") if s in " ".join(shown)]
+    assert "max_num_batched_tokens=5" in shown[4]
+    assert shown[5:] == [
+        "--vary",
+        "options='--api-key=***',--api-key '***' --x '1\\,2'",
+        "--vary=options=***",
+        "--vary",
+        "seed=1,2",
+    ]
     assert "label=a,backend=vllm,env.HF_TOKEN=***" in shown[3]
     assert r"--x '1\,2'" in shown[3] or r"--x 1\,2" in shown[3]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--vary=env.HF_TOKEN=sk-verysecret123,b"],
+        ["--vary", "env.HF_TOKEN=sk-verysecret123,b"],
+        ["--engine", "label=a,env.A=--api-key sk-verysecret123,threads=1"],
+        ["--engine=label=a,env.X_KEY=a,sk-verysecret123,threads=1"],
+        ["--url", "http://h/v1?api_key=sk-verysecret123"],
+    ],
+)
+def test_no_secret_in_a_variable_or_url_of_a_command_line_is_kept(words: list[str]) -> None:
+    from harness.cli.values import public_command
+
+    shown = " ".join(public_command(["dyno", "sweep", *words]))
+    assert "sk-very" not in shown
+    assert "***" in shown
+    assert ("threads=1" in shown) == ("threads=1" in " ".join(words))

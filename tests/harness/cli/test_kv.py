@@ -36,7 +36,7 @@ def dyno_kv(*arguments: str) -> str:
 
 
 def answer(*arguments: str) -> dict[str, Any]:
-    return json.loads(dyno_kv(*arguments, "--json"))  # type: ignore[no-any-return]
+    return json.loads(dyno_kv(*arguments, "--json"))  # type: ignore[no-any-return]  # JSON of a command that prints an object
 
 
 LLAMA = ("llama-7b", "--batch", "64", "--seq-len", "1024", "--dtype", "float16")

@@ -10,13 +10,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from harness.experiment import BatchLoad, ConcurrencyLoad
-from harness.load.client import Client, Counts
-from harness.load.plan import LoadPlan, PlannedBody, RequestTimeouts, build_plan
+from harness.load.build import PlannedBody, build_plan
+from harness.load.client import Client
+from harness.load.counts import Counts
+from harness.load.plan import LoadPlan, RequestTimeouts
 from harness.load.recorder import EventRecorder
+from harness.loads import BatchLoad, ClosedLoop, ConcurrencyLoad, ScheduleLoad
+from tests.waiting import LONG_S
 
 Row = dict[str, Any]
-NO_LIMITS = RequestTimeouts(5, 5, 5, 20)
+NO_LIMITS = RequestTimeouts(LONG_S, LONG_S, LONG_S, LONG_S)
 
 
 @dataclass
@@ -52,15 +55,36 @@ def make_plan(
     tokens: int = 4,
     timeouts: RequestTimeouts = NO_LIMITS,
     bodies: Sequence[bytes] | None = None,
+    times_s: Sequence[float] | None = None,
+    max_in_flight: int | None = None,
+    duration_s: float | None = None,
+    cancel_after: int | None = None,
     **plan: Any,
 ) -> LoadPlan:
-    """A plan of `requests` requests r0, r1, ..."""
+    """A plan of `requests` requests r0, r1, ...; with `times_s` an open loop of one request at each of them.
+
+    With `cancel_after` so many tokens are wanted of each, of the `tokens` it is asked for.
+    """
+    load: ClosedLoop | ScheduleLoad
     # Not validated: fewer requests than a measurement needs are enough here.
-    loop = ConcurrencyLoad.model_construct(concurrency=concurrency, requests=requests)
-    load = BatchLoad.of(batch, requests) if batch else loop
+    load = ConcurrencyLoad.model_construct(concurrency=concurrency, requests=requests, duration_s=duration_s)
+    if batch:
+        load = BatchLoad.of(batch, requests, duration_s)
+    times: Sequence[int | None] = [None] * requests
+    if times_s is not None:
+        load = ScheduleLoad(times_s=tuple(times_s), max_in_flight=max_in_flight)
+        times = load.arrivals(0) or []
     stream = plan.get("stream", True)
     made = [
-        PlannedBody(f"r{i}", bodies[i] if bodies else body(tokens, stream=stream), 3, tokens) for i in range(requests)
+        PlannedBody(
+            f"r{i}",
+            bodies[i] if bodies else body(tokens, stream=stream),
+            3,
+            cancel_after or tokens,
+            at=at,
+            cancel_after_tokens=cancel_after,
+        )
+        for i, at in enumerate(times)
     ]
     return replace(build_plan(load, made, url=url, folder=folder, **plan), timeouts=timeouts)
 

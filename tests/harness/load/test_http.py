@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.http_probe import ServerURL
-from harness.load.http import MAX_HEAD_BYTES, ProtocolError, ResponseDecoder, request_head
+from harness.load.http import MAX_HEAD_BYTES, Head, ProtocolError, ResponseDecoder, request_head
 from harness.load.plan import BatchMode, LoadPlan, RequestPlan
 
 PIECES = [b"data: one\n\n", b"x" * 5000, b"\r\n0\r\n\r\n", b"end"]
@@ -18,6 +18,12 @@ CHUNKED = (
     b"HTTP/1.1 200 OK\r\nTRANSFER-Encoding:  Chunked\r\nx: y\r\n\r\n"
     + b"".join(b"%X;ext=1\r\n%b\r\n" % (len(piece), piece) for piece in PIECES)
     + b"000\r\nTrailer: 1\r\n\r\n"
+)
+# As most servers write it: read in a quick way, whole chunks at a time.
+PLAIN = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in PIECES)
+    + b"0\r\n\r\n"
 )
 WITH_LENGTH = b"HTTP/1.1 200 OK\r\ncontent-LENGTH: %d\r\n\r\n" % len(BODY) + BODY
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n" + CHUNKED
@@ -29,7 +35,7 @@ def feed(decoder: ResponseDecoder, data: bytes, *cuts: int) -> bytes:
     return b"".join(b"".join(decoder.feed(data[a:b])) for a, b in itertools.pairwise(edges) if b > a)
 
 
-@pytest.mark.parametrize("answer", [CHUNKED, WITH_LENGTH, INTERIM, BARE_LF])
+@pytest.mark.parametrize("answer", [CHUNKED, PLAIN, WITH_LENGTH, INTERIM, BARE_LF])
 @given(cuts=st.lists(st.integers(0, len(INTERIM)), max_size=10))
 def test_any_fragmentation_gives_the_same_body_and_end(answer: bytes, cuts: list[int]) -> None:
     decoder = ResponseDecoder()
@@ -40,7 +46,7 @@ def test_any_fragmentation_gives_the_same_body_and_end(answer: bytes, cuts: list
     assert decoder.excess == b""
 
 
-@pytest.mark.parametrize("answer", [CHUNKED, WITH_LENGTH, INTERIM, BARE_LF])
+@pytest.mark.parametrize("answer", [CHUNKED, PLAIN, WITH_LENGTH, INTERIM, BARE_LF])
 def test_byte_by_byte_the_end_is_seen_at_the_last_byte_and_not_before(answer: bytes) -> None:
     decoder = ResponseDecoder()
     for i in range(len(answer) - 1):
@@ -110,10 +116,29 @@ def test_keep_alive_follows_the_version_and_the_connection_header(head: bytes, k
 
 
 @pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"keep-alive": "timeout=5, max=100"}, 5),
+        ({"keep-alive": "max=100, Timeout = 72"}, 72),
+        ({"keep-alive": "notimeout=5"}, None),
+        ({"keep-alive": "timeout=soon", "server": "nginx"}, None),
+        ({"server": "uvicorn"}, 5),
+        ({"server": "uvicorn", "keep-alive": "timeout=60"}, 60),
+        ({}, None),
+    ],
+)
+def test_how_long_a_server_lets_a_connection_idle(headers: dict[str, str], seconds: int | None) -> None:
+    assert Head(200, 1, headers).patience_s == seconds
+
+
+@pytest.mark.parametrize(
     ("answer", "words"),
     [
         (b"SSH-2.0-OpenSSH\r\n\r\n", "status line"),
         (b"HTTP/1.1 abc\r\n\r\n", "status line"),
+        (b"HTTP/1.1 \xb200 OK\r\n\r\n", "status line"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", "content-length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1234567890123456789\r\n\r\n", "content-length"),
         (b"HTTP/1.1 200 OK\r\nno colon here\r\n\r\n", "header line"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n", "content-length"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", "content-length"),

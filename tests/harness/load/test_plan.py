@@ -9,16 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.http_probe import ServerURL
-from harness.experiment import BatchLoad, ConcurrencyLoad, Timeouts
-from harness.load.plan import (
-    BatchMode,
-    ConcurrencyMode,
-    LoadPlan,
-    PlannedBody,
-    RequestTimeouts,
-    anti_lock_lengths,
-    build_plan,
-)
+from harness.experiment import Timeouts
+from harness.load.build import PlannedBody, anti_lock_lengths, build_plan
+from harness.load.plan import BatchMode, ConcurrencyMode, LoadPlan, RequestTimeouts
+from harness.loads import BatchLoad, ConcurrencyLoad
 from results.errors import StoreError, UsageError
 
 

@@ -17,19 +17,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.load.process import LoadProcess, LoadWorkerError, Progress
+from harness.load.reader import reader_name
 from harness.load.worker import receive_stamps
 from results.errors import EXIT_ENVIRONMENT, EXIT_USAGE, UsageError
 from results.schema import CHUNKS, REQUESTS
 from tests.harness.load.support import make_plan
 from tests.servers.openai_fake import FakeServer
-from tests.servers.openai_fake_steps import Gate, Wait, full_answer, stream, text_event
-from tests.servers.openai_fake_tokens import TokenSchedule
+from tests.servers.openai_fake_steps import Gate, Received, Step, Wait, full_answer, stream, text_event
+from tests.waiting import LONG_S
 
 STUCK = [*stream(text_event("a"), end=False), Wait(Gate())]
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 30) -> Any:
-    deadline = time.monotonic() + seconds
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + LONG_S
     while time.monotonic() < deadline:
         if value := condition():
             return value
@@ -63,7 +64,12 @@ def test_one_stamped_chunk_does_not_make_a_cell_of_kernel_stamps(
 
 def test_a_whole_run_writes_events_and_result(tmp_path: Path) -> None:
     out = out_dir(tmp_path)
-    with FakeServer(TokenSchedule(ttft_s=0.01, interval_s=0.03)) as server, LoadProcess() as process:
+    gate = Gate()
+
+    def script(request: Received) -> list[Step]:
+        return full_answer(8) if request.index < 2 else [Wait(gate), *full_answer(8)]
+
+    with FakeServer(script) as server, LoadProcess() as process:
         before = time.monotonic_ns()
         process.start(make_plan(server.url, tmp_path / "plan", requests=6, batch=2, tokens=8), out)
         seen: list[Progress] = []
@@ -71,10 +77,12 @@ def test_a_whole_run_writes_events_and_result(tmp_path: Path) -> None:
         def follow() -> bool:
             if progress := process.poll():
                 seen.append(progress)
+                if progress.done == 2:
+                    gate.open()
             return process.finished
 
         wait_for(follow, "the end")
-        result = process.wait(30)
+        result = process.wait(LONG_S)
         after = time.monotonic_ns()
     requests, chunks = pq.read_table(out / "requests.parquet"), pq.read_table(out / "chunks.parquet")
     assert requests.schema.equals(REQUESTS, check_metadata=True)
@@ -87,11 +95,13 @@ def test_a_whole_run_writes_events_and_result(tmp_path: Path) -> None:
         assert result.started <= row["intended"]
         assert row["end"] <= result.ended
     client = result.client
+    assert client["reader"] == reader_name()
+    assert client["parts_not_loaded"] == {}
     assert client["receive_stamps"] in ("kernel", "read", "mixed")
     assert client["cpu_s"] > 0
     assert client["wall_s"] >= (result.ended - result.started) / 1e9
     assert seen[-1] == Progress(6, 6, 6, 0, 0, 48, seen[-1].elapsed_s, finished=True)
-    assert len({progress.issued for progress in seen}) > 1
+    assert {progress.done for progress in seen} >= {2, 6}
     assert sorted(p.name for p in out.iterdir()) == ["chunks.parquet", "load.json", "requests.parquet"]
 
 
@@ -104,7 +114,7 @@ def test_stop_keeps_what_was_measured(tmp_path: Path) -> None:
         process.start(make_plan(server.url, tmp_path / "plan", requests=100, concurrency=2), out)
         wait_for(lambda: (p := process.poll()) and p.done >= 4, "four answers")
         process.stop()
-        result = process.wait(30)
+        result = process.wait(LONG_S)
     assert result.stopped
     assert result.outcomes["ok"] == 4
     assert result.outcomes["cancelled"] == 2
@@ -115,17 +125,17 @@ def test_the_keyboard_interrupt_is_the_parents_to_handle(tmp_path: Path) -> None
     gate = Gate()
     with FakeServer([Wait(gate), *full_answer()]) as server, LoadProcess() as process:
         process.start(make_plan(server.url, tmp_path / "plan"), out_dir(tmp_path))
-        server.wait_until(lambda s: s.in_flight == 1, 30)
+        server.wait_until(lambda s: s.in_flight == 1)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGINT)
         gate.open()
-        assert process.wait(30).outcomes["ok"] == 1
+        assert process.wait(LONG_S).outcomes["ok"] == 1
 
 
 def test_a_killed_worker_is_a_typed_error(tmp_path: Path) -> None:
     with FakeServer(STUCK) as server, LoadProcess() as process:
         process.start(make_plan(server.url, tmp_path / "plan"), out_dir(tmp_path))
-        server.wait_until(lambda s: s.in_flight == 1, 30)
+        server.wait_until(lambda s: s.in_flight == 1)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(LoadWorkerError, match="killed by signal 9"):
@@ -144,7 +154,7 @@ def test_a_worker_that_fails_inside_shows_the_end_of_its_stderr(tmp_path: Path) 
         finally:
             sys.executable = real
         with pytest.raises(LoadWorkerError, match=r"ended with status 7.*it all went wrong") as raised:
-            process.wait(30)
+            process.wait(LONG_S)
     assert "it all went wrong" in raised.value.stderr
 
 
@@ -166,13 +176,13 @@ def test_a_worker_that_speaks_nonsense_is_a_typed_error(line: str, tmp_path: Pat
         finally:
             sys.executable = real
         with pytest.raises(LoadWorkerError, match="not progress"):
-            process.wait(30)
+            process.wait(LONG_S)
 
 
 def test_a_worker_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with FakeServer(STUCK) as server, LoadProcess() as process:
         process.start(make_plan(server.url, tmp_path / "plan"), out_dir(tmp_path))
-        server.wait_until(lambda s: s.in_flight == 1, 30)
+        server.wait_until(lambda s: s.in_flight == 1)
         pid = process.pid
         with pytest.raises(LoadWorkerError, match="did not end within"):
             process.wait(0.2)
@@ -188,18 +198,18 @@ def test_the_users_mistakes_keep_their_words_and_exit_code(tmp_path: Path, monke
     with LoadProcess() as process:
         process.start(make_plan("http://no-such-host.invalid:9", tmp_path / "b"), out)
         with pytest.raises(LoadWorkerError, match=r"no-such-host\.invalid.*no address") as raised:
-            process.wait(60)
+            process.wait(LONG_S)
     assert raised.value.exit_code == EXIT_ENVIRONMENT
     with LoadProcess() as process:
         process.start(make_plan("http://127.0.0.1:9", tmp_path / "c"), tmp_path / "missing")
         with pytest.raises(LoadWorkerError, match="Cannot write"):
-            process.wait(30)
+            process.wait(LONG_S)
     with LoadProcess() as process:
         plan = make_plan("http://127.0.0.1:9", tmp_path / "d")
         plan.bodies_path.unlink()
         process.start(plan, out)
         with pytest.raises(LoadWorkerError, match="request bodies") as raised:
-            process.wait(30)
+            process.wait(LONG_S)
     assert raised.value.exit_code == EXIT_USAGE
 
 
@@ -225,7 +235,7 @@ sys.stdin.read()
         with child:
             assert child.stdout is not None
             worker = psutil.Process(int(child.stdout.readline()))
-            server.wait_until(lambda s: s.in_flight == 1, 30)
+            server.wait_until(lambda s: s.in_flight == 1)
             child.kill()
         wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the worker's end")
 
@@ -237,10 +247,10 @@ def test_the_end_of_stdin_ends_the_worker_even_without_the_kernels_help(tmp_path
         worker = subprocess.Popen(
             [sys.executable, "-m", "harness.load.worker", str(path)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
-        server.wait_until(lambda s: s.in_flight == 1, 30)
+        server.wait_until(lambda s: s.in_flight == 1)
         assert worker.stdin is not None
         worker.stdin.close()
-        assert worker.wait(30) == 1
+        assert worker.wait(LONG_S) == 1
     assert not (out / "load.json").exists()
 
 
@@ -268,7 +278,7 @@ def test_the_fake_server_as_a_program(tmp_path: Path) -> None:
         url = server.stdout.readline().strip()
         with LoadProcess() as process:
             process.start(make_plan(url, tmp_path / "plan", requests=3, concurrency=2), out_dir(tmp_path))
-            assert process.wait(30).outcomes["ok"] == 3
+            assert process.wait(LONG_S).outcomes["ok"] == 3
         from urllib.request import urlopen
 
         assert json.load(urlopen(f"{url}/v1/models"))["data"][0]["id"] == "fake-model"

@@ -16,6 +16,7 @@ from harness.load.sse import parse_stream
 from results.schema import ChunkKind, CountSource
 from tests.servers.openai_fake_steps import DONE, event, text_event, usage_event
 
+pytestmark = pytest.mark.usefixtures("either_client")
 DATA = Path(__file__).parent / "data"
 MS = 1_000_000
 K = ChunkKind
@@ -85,6 +86,13 @@ def test_no_fragmentation_changes_the_answer(newline: bytes, cuts: list[int]) ->
     assert cut_up.text == "中文 🙂 a bx"
     assert cut_up.finish_reason == "stop"
     assert kinds(cut_up) == [K.COMMENT, K.ROLE, K.TEXT, K.TEXT, K.TEXT, K.REASONING, K.ERROR, K.USAGE]
+
+
+def test_a_data_line_without_a_value_belongs_to_its_event_wherever_the_reads_are_cut() -> None:
+    begin, rest = b"data:\n", text_event("x")
+    whole, cut = parse((1, begin + rest + DONE)), parse((1, begin), (1, rest), (1, DONE))
+    assert cut == whole
+    assert kinds(cut) == [K.TEXT]
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8))
@@ -336,7 +344,7 @@ def test_half_a_surrogate_pair_in_a_text_does_not_spoil_the_event() -> None:
     assert result.chunks_with_tokens == 1
 
 
-@pytest.mark.parametrize("count", [-1, 2**40, "12", 1.5, None])
+@pytest.mark.parametrize("count", [-1, 2**40, "12", 1.5, None, True])
 def test_a_count_that_cannot_be_one_is_not_known(count: Any) -> None:
     message = {"choices": [], "usage": {"completion_tokens": count, "prompt_tokens": count}}
     result = parse((1, text_event("a")), (2, event(message)), (3, DONE))

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from harness.telemetry.sampler import SamplerConfig
 from harness.telemetry.server import ServerSampler
 from results.clock import now_ns
 from results.schema import SAMPLES
+from tests.waiting import LONG_S, wait_until
 
 RULES = (MetricRule("running", ("x:running",)), MetricRule("waiting", ("x:waiting",)))
 
@@ -40,20 +40,13 @@ def metrics_server(answer: Callable[[], tuple[int, bytes]]) -> Iterator[str]:
             return
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
-
-
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.01)
 
 
 def test_a_metric_the_server_does_not_have_is_null_with_a_reason() -> None:
@@ -78,13 +71,15 @@ def test_the_tree_of_a_server_is_summed_and_its_cpu_time_never_falls() -> None:
     script = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'x = bytearray(50_000_000); input()'], stdin=0); p.wait()"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as server:
         try:
-            wait_for(lambda: value(HostSampler(server.pid), "server_rss_bytes") > 50e6, "the child's memory is counted")
+            wait_until(
+                lambda: value(HostSampler(server.pid), "server_rss_bytes") > 50e6, "the child's memory is counted"
+            )
             sampler = HostSampler(server.pid)
             before = value(sampler, "server_cpu_s")
         finally:
             assert server.stdin is not None
             server.stdin.close()
-        server.wait(20)
+        server.wait(LONG_S)
         gone = {s.metric: s for s in sampler.sample() if s.metric.startswith("server")}
         assert before > 0
         assert all(s.value is None and s.reason == "no process of the server is alive" for s in gone.values())
@@ -110,8 +105,8 @@ def sampler(tmp_path: Path) -> Iterator[SamplerProcess]:
 
 def test_samples_of_an_interval_are_in_schema_order_and_stop_when_told(sampler: SamplerProcess, tmp_path: Path) -> None:
     start = now_ns()
-    wait_for(lambda: sampler.latest().get("server_rss_bytes") is not None, "a first sample")
-    wait_for(lambda: len(sampler.since(Mark(start), now_ns())["t0"]) > 12, "several samples")
+    wait_until(lambda: sampler.latest().get("server_rss_bytes") is not None, "a first sample")
+    wait_until(lambda: len(sampler.since(Mark(start), now_ns())["t0"]) > 12, "several samples")
     columns = sampler.since(Mark(start), now_ns())
     assert list(columns) == SAMPLES.names
     assert set(columns["metric"]) == {
@@ -128,23 +123,23 @@ def test_samples_of_an_interval_are_in_schema_order_and_stop_when_told(sampler: 
 
 
 def test_a_killed_sampler_leaves_what_it_had_and_a_reason(sampler: SamplerProcess) -> None:
-    wait_for(lambda: bool(sampler.latest()), "a first sample")
+    wait_until(lambda: bool(sampler.latest()), "a first sample")
     os.kill(sampler.pid, signal.SIGKILL)
-    wait_for(lambda: not sampler.alive, "the sampler's end")
+    wait_until(lambda: not sampler.alive, "the sampler's end")
     columns = sampler.since(Mark(), now_ns())
     assert "server_rss_bytes" in columns["metric"]
     assert columns["reason"][-1] == "the sampler ended with code -9"
 
 
 def test_ctrl_c_does_not_end_the_sampler_before_its_parent_decides(sampler: SamplerProcess) -> None:
-    wait_for(lambda: bool(sampler.latest()), "a first sample")
+    wait_until(lambda: bool(sampler.latest()), "a first sample")
     os.kill(sampler.pid, signal.SIGINT)
     t = now_ns()
-    wait_for(lambda: len(sampler.since(Mark(t), now_ns())["t0"]) > 6, "samples after the interrupt")
+    wait_until(lambda: len(sampler.since(Mark(t), now_ns())["t0"]) > 6, "samples after the interrupt")
 
 
 def test_a_half_written_last_line_is_not_read(sampler: SamplerProcess, tmp_path: Path) -> None:
-    wait_for(lambda: bool(sampler.latest()), "a first sample")
+    wait_until(lambda: bool(sampler.latest()), "a first sample")
     sampler.stop()
     before = len(sampler.since(Mark(), now_ns())["t0"])
     with (tmp_path / "s.jsonl").open("a") as file:
@@ -153,7 +148,7 @@ def test_a_half_written_last_line_is_not_read(sampler: SamplerProcess, tmp_path:
 
 
 def test_a_settled_mark_has_readings_on_both_sides_of_what_follows(sampler: SamplerProcess) -> None:
-    wait_for(lambda: bool(sampler.latest()), "a first sample")
+    wait_until(lambda: bool(sampler.latest()), "a first sample")
     mark = sampler.settle()
     start = now_ns()
     sampler.settle()
@@ -163,6 +158,6 @@ def test_a_settled_mark_has_readings_on_both_sides_of_what_follows(sampler: Samp
 
 
 def test_settling_on_a_dead_sampler_ends(sampler: SamplerProcess) -> None:
-    wait_for(lambda: bool(sampler.latest()), "a first sample")
+    wait_until(lambda: bool(sampler.latest()), "a first sample")
     sampler.stop()
     assert sampler.settle().t <= now_ns()

@@ -17,6 +17,7 @@ from results.agreement import Position
 from results.errors import EngineError
 from tests.servers.openai_fake import FakeServer
 from tests.servers.openai_fake_steps import Received, Step, json_answer
+from tests.waiting import LONG_S
 
 # What every dialect below has to say: after any prompt come 11, 12, ... with these log probabilities.
 LOGPROBS = (-0.1, -0.2, -0.3, -0.4)
@@ -115,7 +116,7 @@ def arm(dialect: Dialect, folder: Path, encode: Callable[[str], list[int]] | Non
     with FakeServer(script) as fake:
         engine = EngineSpec(label="fake", backend="openai", url=fake.url)
         with open_server(engine, None, "", folder) as server:
-            yield ServerArm("fake", server, encode, timeout_s=20)
+            yield ServerArm("fake", server, encode, timeout_s=LONG_S)
 
 
 def full(n: int) -> list[Position]:
@@ -159,9 +160,27 @@ def test_a_prompt_is_scored_from_its_second_token_on(dialect: Dialect, tmp_path:
     assert scores.texts[1] == [Position(5, -1.5, {5: -1.5, 40: -0.5})]
 
 
-@pytest.mark.parametrize("dialect", [strict, deaf, ids_only])
+def test_a_server_that_tells_ids_alone_is_asked_for_its_favourite_in_each_place(tmp_path: Path) -> None:
+    sent: list[list[int]] = []
+
+    def counting(body: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """Its favourite is the last token plus one."""
+        if not body.get("return_token_ids") or body.get("logprobs"):
+            return {"error": {"message": "no such field"}}, 400
+        sent.append(body["prompt"])
+        return {"text": "", "token_ids": [body["prompt"][-1] + 1]}, 200
+
+    with arm(counting, tmp_path) as engine:
+        scores = engine.score([[7, 8, 9], [3, 1]])
+    assert sent[-3:] == [[7], [7, 8], [3]]
+    assert scores.texts is not None
+    assert [[(p.token, list(p.top)) for p in text] for text in scores.texts] == [[(8, [8]), (9, [9])], [(1, [4])]]
+    assert "its favourite was asked for in 3 of 3 places instead" in str(scores.reason)
+
+
+@pytest.mark.parametrize("dialect", [strict, deaf])
 def test_a_server_that_does_not_score_prompts_gives_the_reason(dialect: Dialect, tmp_path: Path) -> None:
-    with arm(dialect, tmp_path) as engine:
+    with arm(dialect, tmp_path, words_to_ids) as engine:
         scores = engine.score([[7, 8, 9]])
     assert scores.texts is None
     assert scores.reason is not None

@@ -1,0 +1,367 @@
+/* Reads the ordinary tokens of a load: the compiled half of reader.py, which says what it is for.
+
+   An armed descriptor belongs to a connection that is between two chunks of an event stream. Of such a descriptor, one read
+   that holds nothing but whole chunks is ordinary: each chunk goes to the backlog as (exchange, arrival, lag, data). Whatever
+   else is read is handed back: it is put into the connection's `taken`, the descriptor is no longer armed, and it is reported
+   as ready, so that connection.py goes on with it.
+
+   A round calls nothing of the client's but `append`. Python may run in it all the same (a signal's handler, a finalizer), and
+   may close connections and open others. So what is read is held by references of its own, a descriptor is read for whom it is
+   armed by then, and one that is closed by then is reported, for which connection.py's poller has no handler any more. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <time.h>
+
+enum {
+    STAMP = 35,         /* SO_TIMESTAMPNS, and the type of its control message, as in stamps.py */
+    EVENTS = 4096,      /* reported by one look */
+    LOOK_AFTER = 16,    /* sockets are read before it is seen whether a request has become due */
+    SIZE_DIGITS = 8,    /* of a chunk */
+};
+#define NS_PER_S 1000000000LL
+typedef long long ns;
+
+typedef struct {
+    PyObject *connection, *exchange; /* NULL where the descriptor is not armed */
+} Armed;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *append; /* of the backlog */
+    Armed *armed;     /* by descriptor */
+    Py_ssize_t descriptors;
+    char *buffer;
+    Py_ssize_t read_size;
+    ns slack;
+    int epoll;
+    ns looked, began, reads, size;
+    char idle;
+    struct epoll_event events[EVENTS];
+} Reader;
+
+static PyObject *name_last, *name_last_read, *name_taken;
+
+static ns clock_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+static struct timespec timespec_of(ns time) {
+    return (struct timespec){.tv_sec = time / NS_PER_S, .tv_nsec = time % NS_PER_S};
+}
+
+/* ---- Armed descriptors ----------------------------------------------------------------------------------------- */
+
+static void disarm(Reader *self, long fd) {
+    if (fd < 0 || fd >= self->descriptors) return;
+    Py_CLEAR(self->armed[fd].connection);
+    Py_CLEAR(self->armed[fd].exchange);
+}
+
+static PyObject *reader_arm(Reader *self, PyObject *args) {
+    int fd;
+    PyObject *connection, *exchange;
+    if (!PyArg_ParseTuple(args, "iOO:arm", &fd, &connection, &exchange)) return NULL;
+    if (fd < 0) return PyErr_Format(PyExc_ValueError, "%d is no descriptor", fd);
+    if (fd >= self->descriptors) {
+        Py_ssize_t descriptors = 2 * (Py_ssize_t)fd + 64;
+        Armed *armed = PyMem_Realloc(self->armed, descriptors * sizeof(Armed));
+        if (!armed) return PyErr_NoMemory();
+        memset(armed + self->descriptors, 0, (descriptors - self->descriptors) * sizeof(Armed));
+        self->armed = armed;
+        self->descriptors = descriptors;
+    }
+    disarm(self, fd);
+    self->armed[fd] = (Armed){Py_NewRef(connection), Py_NewRef(exchange)};
+    Py_RETURN_NONE;
+}
+
+static PyObject *reader_disarm(Reader *self, PyObject *fd) {
+    long number = PyLong_AsLong(fd);
+    if (number == -1 && PyErr_Occurred()) return NULL;
+    disarm(self, number);
+    Py_RETURN_NONE;
+}
+
+/* ---- One read -------------------------------------------------------------------------------------------------- */
+
+/* The data of the chunk that begins at `*at`, which is moved behind it; NULL where it is not whole, well-formed and not empty. */
+static const char *next_chunk(const char **at, const char *end, Py_ssize_t *length) {
+    const char *c = *at;
+    Py_ssize_t size = 0;
+    for (; c < end && c - *at < SIZE_DIGITS; c++) {
+        int digit = *c >= '0' && *c <= '9' ? *c - '0' : (*c | 32) >= 'a' && (*c | 32) <= 'f' ? (*c | 32) - 'a' + 10 : -1;
+        if (digit < 0) break;
+        size = size * 16 + digit;
+    }
+    if (end - c < 2 || c[0] != '\r' || c[1] != '\n') return NULL;
+    c += 2;
+    if (!size || size > end - c - 2 || c[size] != '\r' || c[size + 1] != '\n') return NULL;
+    *length = size;
+    *at = c + size + 2;
+    return c;
+}
+
+static int only_chunks(const char *at, const char *end) {
+    Py_ssize_t length;
+    while (at < end)
+        if (!next_chunk(&at, end, &length)) return 0;
+    return 1;
+}
+
+/* Leave what came of a read, or its OSError, to connection.py. `taken` is stolen, and may be NULL after an error. */
+static int hand_back(PyObject *connection, PyObject *taken) {
+    if (!taken) return -1;
+    int failed = PyObject_SetAttr(connection, name_taken, taken);
+    Py_DECREF(taken);
+    return failed;
+}
+
+/* The arrival of ordinary data: never before that of the connection's last. NULL after an error. */
+static PyObject *arrival(PyObject *connection, ns arrived) {
+    PyObject *last = PyObject_GetAttr(connection, name_last);
+    if (!last) return NULL;
+    ns before = PyLong_AsLongLong(last);
+    if (before > arrived) return last;
+    Py_DECREF(last);
+    if (before == -1 && PyErr_Occurred()) return NULL;
+    PyObject *t = PyLong_FromLongLong(arrived);
+    if (t && PyObject_SetAttr(connection, name_last, t) < 0) Py_CLEAR(t);
+    return t;
+}
+
+static int append_chunks(Reader *self, PyObject *exchange, PyObject *t, PyObject *lag, Py_ssize_t got) {
+    const char *at = self->buffer, *end = at + got;
+    while (at < end) {
+        Py_ssize_t length = 0;
+        const char *data = next_chunk(&at, end, &length);
+        PyObject *piece = PyBytes_FromStringAndSize(data, length);
+        PyObject *entry = piece ? PyTuple_Pack(4, exchange, t, lag, piece) : NULL;
+        PyObject *done = entry ? PyObject_CallOneArg(self->append, entry) : NULL;
+        Py_XDECREF(piece);
+        Py_XDECREF(entry);
+        if (!done) return -1;
+        Py_DECREF(done);
+        self->size += length;
+    }
+    return 0;
+}
+
+/* Read an armed descriptor: 1 when that was all, 0 when it is handed back, -1 after an error. */
+static int read_armed(Reader *self, int fd, Armed of, ns offset) {
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(struct timespec))];
+    } control;
+    struct iovec into = {self->buffer, self->read_size};
+    struct msghdr message = {
+        .msg_iov = &into, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
+    Py_ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT);
+    if (got < 0) {
+        if (errno == EAGAIN || errno == EINTR) return 1;
+        return hand_back(of.connection, PyObject_CallFunction(PyExc_OSError, "is", errno, strerror(errno)));
+    }
+    ns now = clock_now(), arrived = now;
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    int stamped = header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == STAMP;
+    if (stamped) {
+        struct timespec stamp;
+        memcpy(&stamp, CMSG_DATA(header), sizeof stamp);
+        arrived = stamp.tv_sec * NS_PER_S + stamp.tv_nsec - offset;
+    }
+    int possible = self->looked - self->slack <= arrived && arrived <= now;
+    if (!possible || !got || got == self->read_size || !only_chunks(self->buffer, self->buffer + got)) {
+        PyObject *stamps = stamped ? Py_BuildValue("[(iiy#)]", SOL_SOCKET, STAMP, CMSG_DATA(header), (Py_ssize_t)16)
+                                   : PyList_New(0);
+        return hand_back(of.connection, stamps ? Py_BuildValue("(y#NL)", self->buffer, got, stamps, now) : NULL);
+    }
+    PyObject *read = PyLong_FromLongLong(now), *t = arrival(of.connection, arrived);
+    PyObject *lag = stamped ? PyLong_FromLongLong(now - arrived) : Py_NewRef(Py_None);
+    int done = read && t && lag && PyObject_SetAttr(of.exchange, name_last_read, read) == 0
+               && append_chunks(self, of.exchange, t, lag, got) == 0;
+    Py_XDECREF(read);
+    Py_XDECREF(t);
+    Py_XDECREF(lag);
+    return done ? 1 : -1;
+}
+
+/* ---- Rounds ---------------------------------------------------------------------------------------------------- */
+
+/* How many descriptors are ready, after `rest` and then at most `timeout`; -1 after an error. A signal ends both. */
+static int look(Reader *self, ns rest, ns timeout) {
+    int interrupted = 0;
+    if (rest > 0) {
+        struct timespec time = timespec_of(rest);
+        Py_BEGIN_ALLOW_THREADS
+        interrupted = nanosleep(&time, NULL) < 0;
+        Py_END_ALLOW_THREADS
+    }
+    self->looked = self->began;
+    self->began = clock_now();
+    int ready = epoll_wait(self->epoll, self->events, EVENTS, 0);
+    if (!ready && timeout > 0 && !interrupted) {
+        /* An epoll can itself be waited for, by a call that counts in nanoseconds and not in milliseconds. */
+        struct pollfd epoll = {.fd = self->epoll, .events = POLLIN};
+        struct timespec time = timespec_of(timeout);
+        Py_BEGIN_ALLOW_THREADS
+        ready = ppoll(&epoll, 1, &time, NULL);
+        Py_END_ALLOW_THREADS
+        if (ready > 0) ready = epoll_wait(self->epoll, self->events, EVENTS, 0);
+    }
+    if (ready < 0 && errno != EINTR) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        return -1;
+    }
+    return PyErr_CheckSignals() < 0 ? -1 : ready < 0 ? 0 : ready;
+}
+
+/* Read what is ready; what is not ordinary is added to `others`. Stops after some reads when it is `due`. -1 after an error. */
+static int read_round(Reader *self, int ready, PyObject *others, ns offset, ns due) {
+    int stopped = ready == EVENTS; /* there may be more */
+    for (int i = 0; i < ready; i++) {
+        if (i && i % LOOK_AFTER == 0 && clock_now() >= due) {
+            stopped = 1;
+            break;
+        }
+        int fd = self->events[i].data.fd;
+        unsigned mask = self->events[i].events;
+        int done = 0;
+        self->reads++;
+        if (fd < self->descriptors && self->armed[fd].connection) {
+            Armed of = {Py_NewRef(self->armed[fd].connection), Py_NewRef(self->armed[fd].exchange)};
+            if (mask == EPOLLIN) done = read_armed(self, fd, of, offset);
+            if (!done) disarm(self, fd);
+            Py_DECREF(of.connection);
+            Py_DECREF(of.exchange);
+        }
+        if (done < 0) return -1;
+        if (done) continue;
+        PyObject *event = Py_BuildValue("(iI)", fd, mask);
+        int added = event ? PyList_Append(others, event) : -1;
+        Py_XDECREF(event);
+        if (added < 0) return -1;
+    }
+    if (stopped) self->began = self->looked; /* what was not read may have come before this look */
+    return 0;
+}
+
+static PyObject *reader_gather(Reader *self, PyObject *args) {
+    ns offset, rest, timeout, until, due, most;
+    if (!PyArg_ParseTuple(args, "LLLLLL:gather", &offset, &rest, &timeout, &until, &due, &most)) return NULL;
+    PyObject *others = PyList_New(0);
+    if (!others) return NULL;
+    self->reads = self->size = 0;
+    do {
+        int ready = look(self, rest, timeout);
+        self->idle = !ready;
+        if (ready < 0 || read_round(self, ready, others, offset, due) < 0) {
+            Py_DECREF(others);
+            return NULL;
+        }
+    } while (!self->idle && !PyList_GET_SIZE(others) && self->reads < most && clock_now() < until);
+    return others;
+}
+
+/* ---- The type -------------------------------------------------------------------------------------------------- */
+
+static int reader_init(Reader *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"epoll", "append", "read_size", "slack", NULL};
+    PyObject *append;
+    if (self->buffer) {
+        PyErr_SetString(PyExc_RuntimeError, "a reader is made once");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iOnL:Reader", names, &self->epoll, &append, &self->read_size, &self->slack))
+        return -1;
+    if (self->read_size <= 0) {
+        PyErr_SetString(PyExc_ValueError, "read_size is a number of bytes");
+        return -1;
+    }
+    self->buffer = PyMem_Malloc(self->read_size);
+    if (!self->buffer) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->append = Py_NewRef(append);
+    self->looked = self->began = clock_now();
+    return 0;
+}
+
+static int reader_traverse(Reader *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->append);
+    for (Py_ssize_t fd = 0; fd < self->descriptors; fd++) {
+        Py_VISIT(self->armed[fd].connection);
+        Py_VISIT(self->armed[fd].exchange);
+    }
+    return 0;
+}
+
+static int reader_clear(Reader *self) {
+    Py_CLEAR(self->append);
+    for (Py_ssize_t fd = 0; fd < self->descriptors; fd++) disarm(self, fd);
+    return 0;
+}
+
+static void reader_dealloc(Reader *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    reader_clear(self);
+    PyMem_Free(self->armed);
+    PyMem_Free(self->buffer);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    {"arm", (PyCFunction)reader_arm, METH_VARARGS, NULL},
+    {"disarm", (PyCFunction)reader_disarm, METH_O, NULL},
+    {"gather", (PyCFunction)reader_gather, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"looked", T_LONGLONG, offsetof(Reader, looked), READONLY, NULL},
+    {"reads", T_LONGLONG, offsetof(Reader, reads), READONLY, NULL},
+    {"size", T_LONGLONG, offsetof(Reader, size), READONLY, NULL},
+    {"idle", T_BOOL, offsetof(Reader, idle), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "See harness/load/reader.py."}, {Py_tp_init, reader_init},  {Py_tp_traverse, reader_traverse},
+    {Py_tp_clear, reader_clear},                {Py_tp_dealloc, reader_dealloc}, {Py_tp_methods, methods},
+    {Py_tp_members, members},                   {0, NULL},
+};
+
+static PyType_Spec spec = {
+    .name = "harness.load._reader.Reader",
+    .basicsize = sizeof(Reader),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = slots,
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "harness.load._reader", .m_size = -1};
+
+PyMODINIT_FUNC PyInit__reader(void) {
+    name_last = PyUnicode_InternFromString("last");
+    name_last_read = PyUnicode_InternFromString("last_read");
+    name_taken = PyUnicode_InternFromString("taken");
+    if (!name_last || !name_last_read || !name_taken) return NULL;
+    PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec), *name = PyUnicode_FromString("compiled");
+    if (!made || !type || !name || PyObject_SetAttrString(type, "name", name) < 0
+        || PyModule_AddObjectRef(made, "Reader", type) < 0)
+        Py_CLEAR(made);
+    Py_XDECREF(type);
+    Py_XDECREF(name);
+    return made;
+}

@@ -1,0 +1,38 @@
+"""Compiled parts, all optional: the reference engine's kernels, one C file in up to three forms (without them PyTorch computes),
+and the load client's reading and parsing of ordinary tokens (without them Python does it)."""
+
+import platform
+import sys
+
+from setuptools import Extension, setup
+
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+FORMS = {
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"] if X86 else None,
+    "avx2": ["-mavx2", "-mfma"] if X86 else None,
+    "plain": [],
+}
+
+setup(
+    ext_modules=[
+        Extension(
+            f"backends.reference._kernels_{form}",
+            ["backends/reference/kernels.c"],
+            extra_compile_args=["-O3", "-fopenmp", "-Wno-psabi", *flags],
+            extra_link_args=["-fopenmp", "-lm"],
+            optional=True,
+        )
+        for form, flags in FORMS.items()
+        if flags is not None and sys.platform == "linux"
+    ]
+    + [
+        Extension(
+            f"harness.load._{part}",
+            [f"harness/load/{part}.c"],
+            extra_compile_args=["-O2", "-Wall", "-Wextra"],
+            optional=True,
+        )
+        for part in ("reader", "event")
+        if sys.platform == "linux"
+    ]
+)
