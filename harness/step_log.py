@@ -1,11 +1,12 @@
 """The steps that an engine's own log told while a cell ran, kept with the cell.
 
-Which lines belong to a cell goes by where the log stood when its load began and once it was over: a step's line is written
-before its tokens reach the client, so the last ones are there when the answers are.
+Which lines belong to a cell goes by where the log stood when its load began and once it was over. The line of the last step may
+be written a moment after its tokens went out (the loop writes it as it comes round), so the end is where the log stands still.
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from backends.base import Backend
@@ -21,6 +22,8 @@ from results.step_log import write_logged
 NOT_TOLD = "steps_not_told"
 _NO_LINE = "the server's log holds no line of a step of this cell"
 _OUTSIDE = "no line of a step in the server's log is stamped within this cell and holds what a step can: lines read: "
+# Longer than most steps; a server that writes on and on is not waited for.
+_STILL_S, _LONGEST_S = 0.05, 0.5
 _GUESSES = "the engine guesses tokens ahead: its lines say how many were tried in a step, not how many were kept"
 
 
@@ -48,8 +51,8 @@ class StepLog:
             ]
 
     def _keep(self, folder: Path) -> list[Fault]:
-        clocks = ClockPair.read()
-        told = self._backend.logged_steps(lines_between(self._log, self._start, log_size(self._log)), clocks.wall_ns)
+        end, clocks = self._end(), ClockPair.read()
+        told = self._backend.logged_steps(lines_between(self._log, self._start, end), clocks.wall_ns)
         if isinstance(told, LoggedSteps) and not len(told):
             return [Fault(NOT_TOLD, _NO_LINE)] if self._record.asked.get("step_log") else []
         if setting(self._record.to_dict(), "speculative_decoding"):
@@ -61,3 +64,16 @@ class StepLog:
             return [Fault(NOT_TOLD, f"{_OUTSIDE}{len(told):,}")]
         write_logged(folder, within, clocks.monotonic_ns - clocks.wall_ns)
         return []
+
+    def _end(self) -> int:
+        """Where the log stands once nothing more is written; a log that said nothing since `begin` is not waited for."""
+        size = log_size(self._log)
+        for _ in range(round(_LONGEST_S / _STILL_S)):
+            before = size
+            if before == self._start:
+                break
+            time.sleep(_STILL_S)
+            size = log_size(self._log)
+            if size == before:
+                break
+        return size

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from backends.base import get_backend
 from backends.vllm import VLLMBackend
 from harness.step_log import StepLog
@@ -44,6 +46,41 @@ def test_only_what_was_written_since_the_load_began_is_its_own(tmp_path: Path) -
     assert (found.step.tolist(), found.decodes.tolist()) == ([2, 3], [2, 1])
     assert abs(int(found.end[0]) - before) < 10**9, "on the monotonic clock"
     assert not found.tells("waiting")
+
+
+def test_the_last_line_may_come_a_moment_after_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, now = tmp_path / "server.log", time.time()
+    late = [line(now + 0.01, 3), line(now + 0.02, 4)]
+    log.write_text("")
+    steps = watched(log)
+    steps.begin()
+    log.write_text(line(now, 2))
+
+    def a_moment(seconds: float) -> None:
+        with log.open("a") as file:
+            file.write(late.pop(0) if late else "")
+
+    monkeypatch.setattr("harness.step_log.time.sleep", a_moment)
+    assert steps.keep(tmp_path) == []
+    found = read_logged(tmp_path, Requests.of([]))
+    assert found is not None
+    assert found.step.tolist() == [2, 3, 4]
+
+
+def test_a_server_that_never_stops_writing_does_not_hold_up_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, waits = tmp_path / "server.log", list[float]()
+    log.write_text(line(time.time(), 1))
+
+    def chatter(seconds: float) -> None:
+        waits.append(seconds)
+        with log.open("a") as file:
+            file.write("a warning\n")
+
+    monkeypatch.setattr("harness.step_log.time.sleep", chatter)
+    assert watched(log).keep(tmp_path) == []
+    assert 0 < sum(waits) <= 1.0
 
 
 def test_a_log_without_steps_is_worth_a_word_only_where_they_were_asked_for(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ class Engine:
         self.stats: deque[dict[str, Any]] = deque(maxlen=self.kept)
         self.steps = 0
         self.dead = False
+        self._made: list[Work] = []
         self._task: asyncio.Task[None] | None = None
 
     def submit(self, work: Work) -> None:
@@ -81,9 +82,10 @@ class Engine:
             done = self.step()
             await asyncio.sleep(self.step_s)
             self.log.tick(done)
+            self._hand_out()
 
     def step(self) -> dict[str, Any]:
-        """Schedule, compute, hand out, record. Returns what it held."""
+        """Schedule, compute, record. Returns what it held."""
         self.running = [work for work in self.running if not work.left]
         self.waiting = deque(work for work in self.waiting if not work.left)
         new = self._admit()
@@ -102,7 +104,7 @@ class Engine:
                 decodes += 1
             work.made += 1
             work.computed = work.held
-            work.tokens.put_nowait(True)
+            self._made.append(work)
             done += work.made >= work.asked
         scheduled = len(self.running)
         self.running = [work for work in self.running if work.made < work.asked]
@@ -111,6 +113,12 @@ class Engine:
         if self.records:
             self.stats.append(entry)
         return entry
+
+    def _hand_out(self) -> None:
+        """As where host and device overlap: what a step made goes out in the round after it, behind its line."""
+        for work in self._made:
+            work.tokens.put_nowait(True)
+        self._made.clear()
 
     def _need(self, tokens: int) -> int:
         return -(-tokens // self.block)
