@@ -11,7 +11,7 @@ CONSTRAINT := $(if $(wildcard /proc/driver/nvidia/version),,-c constraints/cpu.t
 .PHONY: venv demo test vllm-venv vllm-venv-anew test-vllm test-browser bench soak lint clean
 
 venv: $(VENV)/.made
-$(VENV)/.made: pyproject.toml setup.py $(wildcard backends/reference/*.c harness/load/*.c) constraints/cpu.txt
+$(VENV)/.made: pyproject.toml setup.py $(wildcard backends/reference/*.c harness/load/*.[ch]) constraints/cpu.txt
 	@echo "Making $(VENV), once: about 2.3 GB (with CUDA's libraries more), a few minutes in which pip says nothing."
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINT) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[dev]'

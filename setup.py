@@ -29,6 +29,7 @@ setup(
         Extension(
             f"harness.load._{part}",
             [f"harness/load/{part}.c"],
+            depends=["harness/load/event.h"],
             extra_compile_args=["-O2", "-Wall", "-Wextra"],
             optional=True,
         )

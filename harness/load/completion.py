@@ -6,16 +6,19 @@ final usage, the number of chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import orjson
 
+from harness.load.run import Run
 from results.schema import TOKEN_KINDS, ChunkKind, CountSource
 
 _MOST_COUNTED = 2**31
+UNKNOWN = -1
 _TEXT, _REASONING, _ROLE, _EMPTY = ChunkKind.TEXT, ChunkKind.REASONING, ChunkKind.ROLE, ChunkKind.EMPTY
 
 
@@ -29,8 +32,29 @@ class Chunk(NamedTuple):
     bytes: int
 
 
-# Half the price of Chunk(...), and there is one for every token.
-make_chunk = cast(Callable[[Iterable[Any]], Chunk], partial(tuple.__new__, Chunk))
+@dataclass(slots=True)
+class Chunks:
+    """The chunks of an answer in order, as columns; -1 stands for a lag or a number of tokens that is not known."""
+
+    t: array[int] = field(default_factory=partial(array, "q"))
+    lag: array[int] = field(default_factory=partial(array, "q"))
+    kind: list[ChunkKind] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=partial(array, "i"))
+    bytes: array[int] = field(default_factory=partial(array, "i"))
+
+    def add(self, t: int, lag: int | None, kind: ChunkKind, tokens: int | None, size: int) -> None:
+        self.t.append(t)
+        self.lag.append(UNKNOWN if lag is None else lag)
+        self.kind.append(kind)
+        self.tokens.append(UNKNOWN if tokens is None else tokens)
+        self.bytes.append(size)
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for t, lag, kind, tokens, size in zip(self.t, self.lag, self.kind, self.tokens, self.bytes, strict=True):
+            yield Chunk(t, lag if lag != UNKNOWN else None, kind, tokens if tokens != UNKNOWN else None, size)
 
 
 @dataclass(slots=True)
@@ -42,7 +66,7 @@ class StreamResult:
     latency. `answers` says that something of the protocol came: a choice or usage.
     """
 
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: Chunks = field(default_factory=Chunks)
     first_token: int | None = None
     last_token: int | None = None
     output_tokens: int = 0
@@ -91,7 +115,7 @@ class CompletionReader:
             kind = _EMPTY
             if used is not None:  # usage by itself is the final one
                 kind, result.terminal, self._used = ChunkKind.USAGE, True, used
-            result.chunks.append(make_chunk((t, lag, kind, None, size)))
+            result.chunks.add(t, lag, kind, None, size)
             return
         kind, tokens = _EMPTY, None
         for choice in choices:
@@ -120,22 +144,30 @@ class CompletionReader:
             if kind is not _REASONING:
                 kind = _TEXT  # tokens without text (part of a character, a held-back stop string) are tokens
             self._count(t, tokens, ids, used is not None)
-        result.chunks.append(make_chunk((t, lag, kind, tokens, size)))
+        result.chunks.add(t, lag, kind, tokens, size)
 
-    def take_token(
-        self, t: int, lag: int | None, size: int, ids: int | None, used: int | None, prompt: int | None
-    ) -> None:
-        """The same for a message of which all that matters is known: one choice with text and no end, so many ids, and usage
-        of `used` completion and `prompt` prompt tokens."""
-        result, tokens = self.result, ids
-        result.answers = True
-        if used is not None:
+    def take_run(self, run: Run) -> None:
+        """The same for the tokens of a run, which is empty afterwards."""
+        count = len(run)
+        if not count:
+            return
+        result = self.result
+        first, chunks = len(result.chunks), result.chunks
+        (t, lag, tokens, size), sums = run.fold(result.last_token, self._ids, self._used, self._continuous)
+        chunks.t.frombytes(t)
+        chunks.lag.frombytes(lag)
+        chunks.kind += [_TEXT] * count
+        chunks.tokens.frombytes(tokens)
+        chunks.bytes.frombytes(size)
+        in_first, coalesced, self._ids, self._used, self._continuous, with_usage, prompt = sums
+        if with_usage:
             self._usage = {"prompt_tokens": prompt}
-            if tokens is None and self._continuous is not False and used > self._used:
-                tokens = used - self._used
-            self._used = used
-        self._count(t, tokens, ids, used is not None)
-        result.chunks.append(make_chunk((t, lag, _TEXT, tokens, size)))
+        if result.first_token is None:
+            result.first_token, result.tokens_in_first_chunk = chunks.t[first], in_first
+        result.last_token = chunks.t[-1]
+        result.chunks_with_tokens += count
+        result.coalesced_events += coalesced
+        result.answers = True
 
     def _count(self, t: int, tokens: int | None, ids: int | None, with_usage: bool) -> None:
         """A chunk with generated tokens, as many as `tokens` where that is known."""

@@ -1,254 +1,144 @@
-/* Reads the ordinary event of a token: `data: {...}` and a blank line, one choice with text, perhaps its ids and usage.
-
-   `scan(bytes)` gives (ids, completion tokens, prompt tokens), each None where it is not there; or None for whatever is not
-   ordinary, which sse.py and completion.py then understand with care. Only strict JSON is ordinary, with no key twice that
-   matters, and nothing that could mean something else: an error, a finish reason, a count that is no count. */
+/* A run of ordinary tokens: the compiled half of run.py, which says what it is for. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <stdint.h>
-#include <string.h>
+#include "event.h"
 
-enum { DEPTH = 32, LONG_NUMBER = 40, BEFORE = 6, AFTER = 2 };
-#define MOST_COUNTED 2147483648LL
+/* Counts are -1 where they were not told, and so is the lag of an arrival without a stamp. */
+typedef struct {
+    int64_t t, lag;
+    int32_t size, ids, used, prompt;
+} Token;
 
 typedef struct {
-    const unsigned char *at, *end;
-} Input;
+    PyObject_HEAD
+    Token *tokens;
+    Py_ssize_t length, room;
+} Run;
 
-typedef struct {
-    const unsigned char *from;
-    Py_ssize_t length;
-    int escaped;
-} String;
-
-/* What was found; -1 where it was not. */
-typedef struct {
-    int64_t choices, text, delta, content, ids, usage, used, prompt;
-} Found;
-
-/* One member of an object, from its value on: 0 where the event is not ordinary. */
-typedef int (*Member)(Input *in, String key, int depth, Found *found);
-
-static int value(Input *in, int depth);
-
-static void skip_space(Input *in) {
-    while (in->at < in->end && (*in->at == ' ' || *in->at == '\t')) in->at++;
+static int number_of(PyObject *object, int64_t *number) {
+    *number = object == Py_None ? -1 : PyLong_AsLongLong(object);
+    return *number != -1 || !PyErr_Occurred();
 }
 
-static int next_is(Input *in, char wanted) {
-    skip_space(in);
-    if (in->at == in->end || *in->at != wanted) return 0;
-    in->at++;
-    return 1;
+static PyObject *object_of(int64_t number) {
+    return number < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(number);
 }
 
-static int literal(Input *in, const char *word) {
-    size_t length = strlen(word);
-    if ((size_t)(in->end - in->at) < length || memcmp(in->at, word, length)) return 0;
-    in->at += length;
-    return 1;
-}
-
-/* ---- Strings and numbers --------------------------------------------------------------------------------------- */
-
-static int is_hex(unsigned char c) {
-    return (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'f');
-}
-
-static int escape(Input *in) {
-    if (in->at == in->end) return 0;
-    unsigned char c = *in->at++;
-    if (c != 'u') return c && strchr("\"\\/bfnrt", c) != NULL;
-    for (int i = 0; i < 4; i++, in->at++)
-        if (in->at == in->end || !is_hex(*in->at)) return 0;
-    return 1;
-}
-
-/* The bytes after the first one, `c`, of a character in UTF-8. */
-static int character(Input *in, unsigned char c) {
-    int more = c >= 0xC2 && c <= 0xDF ? 1 : c >= 0xE0 && c <= 0xEF ? 2 : c >= 0xF0 && c <= 0xF4 ? 3 : 0;
-    if (!more || in->end - in->at < more) return 0;
-    unsigned char next = *in->at;
-    if ((c == 0xE0 && next < 0xA0) || (c == 0xED && next > 0x9F) || (c == 0xF0 && next < 0x90) || (c == 0xF4 && next > 0x8F))
-        return 0;
-    for (int i = 0; i < more; i++)
-        if ((*in->at++ & 0xC0) != 0x80) return 0;
-    return 1;
-}
-
-static int string(Input *in, String *found) {
-    if (!next_is(in, '"')) return 0;
-    *found = (String){in->at, 0, 0};
-    while (in->at < in->end) {
-        unsigned char c = *in->at++;
-        if (c == '"') {
-            found->length = in->at - 1 - found->from;
-            return 1;
-        }
-        if (c == '\\') {
-            found->escaped = 1;
-            if (!escape(in)) return 0;
-        } else if (c < 0x20 || (c >= 0x80 && !character(in, c)))
-            return 0;
+/* take(t, lag, data): is this an ordinary event? Then it is kept. */
+static PyObject *run_take(Run *self, PyObject *const *args, Py_ssize_t count) {
+    int64_t t, lag;
+    Found found;
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "take() takes 3 arguments, not %zd", count);
+    if (!PyBytes_Check(args[2])) return PyErr_Format(PyExc_TypeError, "bytes are taken, not %.100s", Py_TYPE(args[2])->tp_name);
+    Py_ssize_t size = PyBytes_GET_SIZE(args[2]);
+    if (size > INT32_MAX || !ordinary(PyBytes_AS_STRING(args[2]), size, &found)) Py_RETURN_FALSE;
+    if (!number_of(args[0], &t) || !number_of(args[1], &lag)) return NULL;
+    if (self->length == self->room) {
+        Py_ssize_t room = 2 * self->room + 32;
+        Token *tokens = PyMem_Realloc(self->tokens, room * sizeof(Token));
+        if (!tokens) return PyErr_NoMemory();
+        self->tokens = tokens;
+        self->room = room;
     }
+    self->tokens[self->length++] = (Token){
+        .t = t, .lag = lag, .size = size - BEFORE - AFTER, .ids = found.ids > 0 ? found.ids : -1, .used = found.used,
+        .prompt = found.prompt};
+    Py_RETURN_TRUE;
+}
+
+/* The columns of `fold`: one value a token. */
+typedef struct {
+    PyObject *t, *lag, *tokens, *size;
+} Columns;
+
+static int make_columns(Columns *made, Py_ssize_t length) {
+    made->t = PyBytes_FromStringAndSize(NULL, length * sizeof(int64_t));
+    made->lag = PyBytes_FromStringAndSize(NULL, length * sizeof(int64_t));
+    made->tokens = PyBytes_FromStringAndSize(NULL, length * sizeof(int32_t));
+    made->size = PyBytes_FromStringAndSize(NULL, length * sizeof(int32_t));
+    if (made->t && made->lag && made->tokens && made->size) return 1;
+    Py_XDECREF(made->t);
+    Py_XDECREF(made->lag);
+    Py_XDECREF(made->tokens);
+    Py_XDECREF(made->size);
     return 0;
 }
 
-static int is(String string, const char *word) {
-    return (size_t)string.length == strlen(word) && !memcmp(string.from, word, string.length);
-}
-
-static int digits(Input *in) {
-    const unsigned char *from = in->at;
-    while (in->at < in->end && *in->at >= '0' && *in->at <= '9') in->at++;
-    return in->at > from;
-}
-
-static int any_number(Input *in) {
-    if (in->at < in->end && *in->at == '-') in->at++;
-    if (in->at < in->end && *in->at == '0') in->at++;
-    else if (!digits(in)) return 0;
-    if (in->at < in->end && *in->at == '.') {
-        in->at++;
-        if (!digits(in)) return 0;
+/* fold(last, ids, used, continuous): what the run adds to an answer that stands so (`CompletionReader`), and the run is empty. */
+static PyObject *run_fold(Run *self, PyObject *const *args, Py_ssize_t count) {
+    int64_t last, ids, used, continuous, in_first = -1, prompt = -1, coalesced = 0, told = 0;
+    if (count != 4) return PyErr_Format(PyExc_TypeError, "fold() takes 4 arguments, not %zd", count);
+    if (!number_of(args[0], &last) || !number_of(args[1], &ids) || !number_of(args[2], &used)
+        || !number_of(args[3], &continuous))
+        return NULL;
+    int none_yet = args[0] == Py_None;
+    Columns made;
+    if (!make_columns(&made, self->length)) return NULL;
+    int64_t *t = (int64_t *)PyBytes_AS_STRING(made.t), *lag = (int64_t *)PyBytes_AS_STRING(made.lag);
+    int32_t *tokens = (int32_t *)PyBytes_AS_STRING(made.tokens), *size = (int32_t *)PyBytes_AS_STRING(made.size);
+    for (Py_ssize_t i = 0; i < self->length; i++) {
+        const Token *token = &self->tokens[i];
+        int64_t own = token->ids;
+        if (token->used >= 0) {
+            if (own < 0 && continuous != 0 && token->used > used) own = token->used - used;
+            used = token->used;
+            prompt = token->prompt;
+            told = 1;
+        }
+        if (none_yet) {
+            none_yet = 0;
+            in_first = own;
+            ids = token->ids;
+            continuous = token->used >= 0 && own >= 0;
+        } else {
+            coalesced += last == token->t;
+            ids = ids < 0 || token->ids < 0 ? -1 : ids + token->ids;
+            if (token->used < 0) continuous = 0;
+        }
+        last = token->t;
+        t[i] = token->t;
+        lag[i] = token->lag;
+        tokens[i] = (int32_t)own;
+        size[i] = token->size;
     }
-    if (in->at < in->end && (*in->at | 32) == 'e') {
-        in->at++;
-        if (in->at < in->end && (*in->at == '+' || *in->at == '-')) in->at++;
-        return digits(in);
-    }
-    return 1;
+    self->length = 0;
+    PyObject *all = PyBool_FromLong(continuous > 0), *usage = PyBool_FromLong(told > 0);
+    return Py_BuildValue("(NNNN)(NLNLNNN)", made.t, made.lag, made.tokens, made.size, object_of(in_first), (long long)coalesced,
+                         object_of(ids), (long long)used, all, usage, object_of(prompt));
 }
 
-/* A very long one may be more than a parser takes. */
-static int number(Input *in) {
-    const unsigned char *from = in->at;
-    return any_number(in) && in->at - from <= LONG_NUMBER;
+static Py_ssize_t run_length(Run *self) {
+    return self->length;
 }
 
-/* A count of tokens. What follows it is looked at by who reads on, so a fraction is refused there. */
-static int count(Input *in, int64_t *found) {
-    skip_space(in);
-    const unsigned char *from = in->at;
-    if (!digits(in) || in->at - from > 10 || (*from == '0' && in->at - from > 1)) return 0;
-    *found = 0;
-    for (const unsigned char *c = from; c < in->at; c++) *found = *found * 10 + (*c - '0');
-    return *found < MOST_COUNTED;
+static void run_dealloc(Run *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyMem_Free(self->tokens);
+    type->tp_free(self);
+    Py_DECREF(type);
 }
 
-/* ---- Objects and arrays ---------------------------------------------------------------------------------------- */
+static PyMethodDef methods[] = {
+    {"take", (PyCFunction)(void (*)(void))run_take, METH_FASTCALL, NULL},
+    {"fold", (PyCFunction)(void (*)(void))run_fold, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
 
-static int object(Input *in, int depth, Member member, Found *found) {
-    if (!depth || !next_is(in, '{')) return 0;
-    if (next_is(in, '}')) return 1;
-    do {
-        String key;
-        if (!string(in, &key) || key.escaped || !next_is(in, ':')) return 0;
-        if (!(member ? member(in, key, depth - 1, found) : value(in, depth - 1))) return 0;
-    } while (next_is(in, ','));
-    return next_is(in, '}');
-}
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "See harness/load/run.py."}, {Py_tp_dealloc, run_dealloc}, {Py_tp_methods, methods},
+    {Py_sq_length, run_length},              {0, NULL},
+};
 
-/* The number of its elements, or -1. */
-static int64_t array(Input *in, int depth) {
-    int64_t length = 0;
-    if (!depth || !next_is(in, '[')) return -1;
-    if (next_is(in, ']')) return 0;
-    do {
-        if (!value(in, depth - 1)) return -1;
-        length++;
-    } while (next_is(in, ','));
-    return next_is(in, ']') ? length : -1;
-}
+static PyType_Spec spec = {
+    .name = "harness.load._event.Run", .basicsize = sizeof(Run), .flags = Py_TPFLAGS_DEFAULT, .slots = slots};
 
-static int value(Input *in, int depth) {
-    String ignored;
-    skip_space(in);
-    switch (in->at < in->end ? *in->at : 0) {
-    case '"': return string(in, &ignored);
-    case '{': return object(in, depth, NULL, NULL);
-    case '[': return array(in, depth) >= 0;
-    case 't': return literal(in, "true");
-    case 'f': return literal(in, "false");
-    case 'n': return literal(in, "null");
-    default: return number(in);
-    }
-}
-
-/* ---- What an event of a token is made of ----------------------------------------------------------------------- */
-
-/* Is this the first time that it is met? What is null counts as not there, but twice is no longer ordinary. */
-static int once(int64_t *found) {
-    if (*found >= 0) return 0;
-    *found = 0;
-    return 1;
-}
-
-static int null(Input *in) {
-    skip_space(in);
-    return literal(in, "null");
-}
-
-static int text(Input *in, int64_t *found) {
-    String text;
-    if (!string(in, &text)) return 0;
-    *found = text.length;
-    return 1;
-}
-
-static int delta_member(Input *in, String key, int depth, Found *found) {
-    if (is(key, "content")) return once(&found->content) && (null(in) || text(in, &found->content));
-    return value(in, depth);
-}
-
-static int choice_member(Input *in, String key, int depth, Found *found) {
-    if (is(key, "text")) return once(&found->text) && (null(in) || text(in, &found->text));
-    if (is(key, "delta")) return once(&found->delta) && (null(in) || object(in, depth, delta_member, found));
-    if (is(key, "token_ids")) return once(&found->ids) && (null(in) || (found->ids = array(in, depth)) >= 0);
-    if (is(key, "finish_reason")) return null(in);
-    return value(in, depth);
-}
-
-static int usage_member(Input *in, String key, int depth, Found *found) {
-    if (is(key, "completion_tokens")) return once(&found->used) && count(in, &found->used);
-    if (is(key, "prompt_tokens")) return once(&found->prompt) && count(in, &found->prompt);
-    return value(in, depth);
-}
-
-static int message_member(Input *in, String key, int depth, Found *found) {
-    String kind;
-    if (is(key, "choices"))
-        return once(&found->choices) && next_is(in, '[') && object(in, depth - 1, choice_member, found) && next_is(in, ']');
-    if (is(key, "usage"))
-        return once(&found->usage) && (null(in) || (object(in, depth, usage_member, found) && found->used >= 0));
-    if (is(key, "object")) return string(in, &kind) && !kind.escaped && !is(kind, "error");
-    return !is(key, "error") && value(in, depth);
-}
-
-static PyObject *count_or_none(int64_t count) {
-    return count < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(count);
-}
-
-static PyObject *scan(PyObject *module, PyObject *data) {
-    (void)module;
-    if (!PyBytes_Check(data)) return PyErr_Format(PyExc_TypeError, "bytes are scanned, not %.100s", Py_TYPE(data)->tp_name);
-    const unsigned char *from = (const unsigned char *)PyBytes_AS_STRING(data), *end = from + PyBytes_GET_SIZE(data);
-    if (end - from < BEFORE + AFTER || memcmp(from, "data: ", BEFORE) || end[-1] != '\n' || end[-2] != '\n') Py_RETURN_NONE;
-    Input in = {from + BEFORE, end - AFTER};
-    Found found = {-1, -1, -1, -1, -1, -1, -1, -1};
-    if (!object(&in, DEPTH, message_member, &found)) Py_RETURN_NONE;
-    skip_space(&in);
-    if (in.at != in.end || (found.text <= 0 && found.content <= 0)) Py_RETURN_NONE;
-    return Py_BuildValue("(NNN)", count_or_none(found.ids > 0 ? found.ids : -1), count_or_none(found.used),
-                         count_or_none(found.prompt));
-}
-
-static PyMethodDef methods[] = {{"scan", scan, METH_O, "See harness/load/event.c."}, {NULL, NULL, 0, NULL}};
-
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "harness.load._event", .m_methods = methods};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "harness.load._event", .m_size = -1};
 
 PyMODINIT_FUNC PyInit__event(void) {
-    return PyModule_Create(&module);
+    PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec);
+    if (!made || !type || PyModule_AddObjectRef(made, "Run", type) < 0) Py_CLEAR(made);
+    Py_XDECREF(type);
+    return made;
 }

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.load.completion import StreamResult
+from harness.load.completion import UNKNOWN, StreamResult
 from harness.load.exchange import Exchange
 from harness.load.plan import LoadPlan
 from results.errors import StoreError
@@ -26,7 +26,6 @@ _KINDS = list(ChunkKind)
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 _TEXT = ChunkKind.TEXT
 _TEXT_CODE = _CODES[_TEXT]
-_UNKNOWN = -1
 # A group of chunks takes some milliseconds to write: less than there is between two tokens of most streams, so that no two of
 # a stream come together for it. Where there is no quiet moment it is written all the same, before it takes longer than that.
 _GROUP_ROWS = 32_768
@@ -96,18 +95,16 @@ class EventRecorder:
         if self._waiting > _MAX_REQUESTS:
             self._write_requests()
         if result.chunks:
-            t, lag, kind, tokens, size = zip(*result.chunks, strict=True)
-            self.chunks += len(t)
-            self.lags += len(lag) - lag.count(None)
-            self._index.extend([exchange.index] * len(t))
-            self._t.extend(t)
-            self._lag.extend([_UNKNOWN if value is None else value for value in lag] if None in lag else lag)
+            chunks, count = result.chunks, len(result.chunks)
+            self.chunks += count
+            self.lags += count - chunks.lag.count(UNKNOWN)
+            self._index += array("i", [exchange.index]) * count
+            self._t += chunks.t
+            self._lag += chunks.lag
             # The hash of an Enum's member is computed in Python, so the usual one is told by identity.
-            self._kind.extend([_TEXT_CODE if value is _TEXT else _CODES[value] for value in kind])
-            self._tokens.extend(
-                [_UNKNOWN if value is None else value for value in tokens] if None in tokens else tokens
-            )
-            self._bytes.extend(size)
+            self._kind.extend([_TEXT_CODE if value is _TEXT else _CODES[value] for value in chunks.kind])
+            self._tokens += chunks.tokens
+            self._bytes += chunks.bytes
             if len(self._t) > _MAX_ROWS:
                 self._write_group()
 

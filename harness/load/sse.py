@@ -7,31 +7,19 @@ chunk's time is the arrival of the read that completes its event.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
 from orjson import loads
 
-from harness.load.compiled import compiled
-from harness.load.completion import Chunk, CompletionReader, StreamResult, error_text, is_error, shorten
+from harness.load.completion import CompletionReader, StreamResult, error_text, is_error, shorten
+from harness.load.run import NoRun, new_run
 from results.schema import ChunkKind
 
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 _NOT_JSON = object()
 _LF, _CR = 10, 13  # looked for as numbers: much cheaper than as bytes
-_FRAME = len(b"data: " + b"\n\n")
-
-Scan = Callable[[bytes], tuple[int | None, int | None, int | None] | None]
-
-
-def nothing(data: bytes) -> None:
-    """The scan where it is not compiled: every event is read with care."""
-
-
-_event = compiled("event")
-# The ids, completion tokens and prompt tokens (None where not told) of a read that is one ordinary event with a token's text.
-scan: Scan = nothing if _event is None else _event.scan
 
 
 def parse_stream(reads: Iterable[tuple[int, int | None, bytes]], *, keep_text: bool = False) -> StreamResult:
@@ -45,14 +33,12 @@ def parse_stream(reads: Iterable[tuple[int, int | None, bytes]], *, keep_text: b
 class StreamParser:
     """The same, bit by bit: `feed` each read, then `finish`. Holds one event's bytes at most (`MAX_EVENT_BYTES`)."""
 
-    __slots__ = ("_data", "_event", "_held", "_parts", "_reader", "_scan", "_skip_lf", "_take", "_take_token", "result")
+    __slots__ = ("_data", "_event", "_held", "_parts", "_reader", "_run", "_skip_lf", "_take")
 
     def __init__(self, *, keep_text: bool = False) -> None:
         self._reader = CompletionReader(keep_text=keep_text)
         self._take = self._reader.take
-        self._take_token = self._reader.take_token
-        self._scan = nothing if keep_text else scan
-        self.result = self._reader.result
+        self._run = NoRun() if keep_text else new_run()
         self._parts: list[bytes] = []  # pieces of an incomplete line
         self._held = 0  # bytes of the incomplete event
         self._data: list[bytes] = []  # complete data lines of the event
@@ -63,11 +49,10 @@ class StreamParser:
         """Take one read: bytes that arrived at `t`."""
         # The common case: one whole event of one line, and nothing left over from before.
         whole = not self._held and not self._skip_lf
-        if whole and (found := self._scan(data)) is not None:
-            self._take_token(t, lag, len(data) - _FRAME, *found)
-        elif (
-            whole and data.find(_LF) == len(data) - 2 and data[-1] == _LF and data[:6] == b"data: " and _CR not in data
-        ):
+        if whole and self._run.take(t, lag, data):
+            return
+        self._reader.take_run(self._run)
+        if whole and data.find(_LF) == len(data) - 2 and data[-1] == _LF and data[:6] == b"data: " and _CR not in data:
             data = data[6:-2]
             try:
                 message = loads(data)
@@ -128,7 +113,7 @@ class StreamParser:
             self._event = b""
             return
         if line[:1] == b":":
-            self.result.chunks.append(Chunk(t, lag, ChunkKind.COMMENT, None, len(line)))
+            self._reader.result.chunks.add(t, lag, ChunkKind.COMMENT, None, len(line))
             return
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
@@ -142,7 +127,8 @@ class StreamParser:
         if data[:1] != b"{":
             text = data.strip()
             if text == b"[DONE]":
-                self.result.done = self.result.terminal = True
+                result = self._reader.result
+                result.done = result.terminal = True
                 return
             if not text:
                 return
@@ -168,17 +154,26 @@ class StreamParser:
         self._fail(t, lag, f"an event of unknown shape: {shorten(data.decode('utf-8', 'replace'))}", len(data))
 
     def _fail(self, t: int, lag: int | None, text: str, size: int) -> None:
-        if self.result.error is None:
-            self.result.error = text
-        self.result.chunks.append(Chunk(t, lag, ChunkKind.ERROR, None, size))
+        result = self._reader.result
+        if result.error is None:
+            result.error = text
+        result.chunks.add(t, lag, ChunkKind.ERROR, None, size)
+
+    @property
+    def result(self) -> StreamResult:
+        """What the events that are complete said; counts only after `finish`."""
+        self._reader.take_run(self._run)
+        return self._reader.result
 
     @property
     def tokens_so_far(self) -> int:
         """Generated tokens in the events that are complete, by the best count there is."""
+        self._reader.take_run(self._run)
         return self._reader.tokens_so_far
 
     def finish(self) -> StreamResult:
         """The stream is over. An event without its blank line is not an event."""
+        self._reader.take_run(self._run)
         return self._reader.finish()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from harness.load import client, sse, stamps
 from harness.load.compiled import SWITCH
+from harness.load.run import NoRun
 from harness.load.stamps import ReceiveClock
 from results.clock import NS_PER_MS, NS_PER_S, now_ns
 from tests.waiting import LONG_S, wait_until
@@ -28,7 +29,7 @@ def either_client(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SWITCH, request.param)
         if request.param == "python":
-            patch.setattr(sse, "scan", sse.nothing)
+            patch.setattr(sse, "new_run", NoRun)
         yield
 
 

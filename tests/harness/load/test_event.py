@@ -1,18 +1,21 @@
-"""The compiled scan of an event: what it takes for ordinary means the same as with care, and the rest it leaves alone."""
+"""The compiled run of tokens: what it takes for ordinary means the same as with care, and the rest it leaves alone."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.load import sse
 from harness.load.completion import StreamResult
+from harness.load.run import NoRun, Run, new_run
 from harness.load.sse import parse_stream
 from tests.harness.load.conftest import needs_compiled
 
@@ -26,6 +29,15 @@ def framed(message: Any) -> bytes:
 
 def choice(**fields: Any) -> dict[str, Any]:
     return {"id": "x", "choices": [{"index": 0, "finish_reason": None, **fields}]}
+
+
+def taken(data: bytes) -> tuple[int | None, ...] | None:
+    """Its ids, completion and prompt tokens, None where it is not told; None where the event is not taken."""
+    run = new_run()
+    if not run.take(1, None, data):
+        return None
+    _, (_, _, ids, used, _, with_usage, prompt) = run.fold(None, None, 0, None)
+    return ids, used if with_usage else None, prompt
 
 
 def usage(completion: Any, prompt: Any = 128) -> dict[str, Any]:
@@ -48,7 +60,7 @@ ORDINARY: list[tuple[Any, tuple[int | None, ...]]] = [
 
 @pytest.mark.parametrize(("message", "found"), ORDINARY)
 def test_the_event_of_a_token_is_ordinary(message: Any, found: tuple[int | None, ...]) -> None:
-    assert sse.scan(framed(message)) == found
+    assert taken(framed(message)) == found
 
 
 ODD: list[bytes] = [
@@ -136,7 +148,7 @@ ODD: list[bytes] = [
 
 @pytest.mark.parametrize("data", ODD)
 def test_what_could_mean_anything_else_is_left_alone(data: bytes) -> None:
-    assert sse.scan(data) is None
+    assert taken(data) is None
 
 
 # The same answers
@@ -181,13 +193,14 @@ def events(draw: st.DrawFn) -> bytes:
     return data[:at] + draw(st.binary(max_size=1)) + data[at + 1 :]
 
 
-def understood(scan: sse.Scan, reads: list[bytes]) -> StreamResult:
-    with patch.object(sse, "scan", scan):
-        return parse_stream((i, i, data) for i, data in enumerate(reads))
+def understood(run: Callable[[], Run], reads: list[bytes]) -> StreamResult:
+    """Each comes a ns after the last, but every third one with the one before; every fifth without a stamp."""
+    with patch.object(sse, "new_run", run):
+        return parse_stream((i - (i % 3 == 2), None if i % 5 == 4 else i, data) for i, data in enumerate(reads))
 
 
-def each_understood(scan: sse.Scan, reads: list[bytes]) -> list[StreamResult]:
-    with patch.object(sse, "scan", scan):
+def each_understood(run: Callable[[], Run], reads: list[bytes]) -> list[StreamResult]:
+    with patch.object(sse, "new_run", run):
         return [parse_stream([(0, 0, read)]) for read in reads]
 
 
@@ -198,7 +211,7 @@ def each_understood(scan: sse.Scan, reads: list[bytes]) -> list[StreamResult]:
 @example([framed(choice(text="a", token_ids=[1]) | usage(n)) for n in (1, 3)])
 @example([framed(choice(text="a")), framed(choice(text="a") | usage(3, None))])
 def test_whatever_comes_means_the_same(reads: list[bytes]) -> None:
-    assert understood(sse.scan, reads) == understood(sse.nothing, reads)
+    assert understood(new_run, reads) == understood(NoRun, reads)
 
 
 # Put in the place of a byte: what ends or begins something, and what belongs nowhere.
@@ -209,19 +222,50 @@ PIECES = [b"", *(bytes([byte]) for byte in b'"\\{}[],:01-.eu \n\r\x00\x80\xc3\xe
 def test_an_ordinary_event_cut_or_changed_anywhere_means_the_same(data: bytes) -> None:
     cut = [data[:at] for at in range(len(data))] + [data[:at] + b"\n\n" for at in range(len(data) - 2)]
     changed = [data[:at] + piece + data[at + 1 :] for at in range(len(data)) for piece in PIECES]
-    scanned, with_care = (each_understood(scan, cut + changed) for scan in (sse.scan, sse.nothing))
+    scanned, with_care = (each_understood(run, cut + changed) for run in (new_run, NoRun))
     for read, one, other in zip(cut + changed, scanned, with_care, strict=True):
         assert one == other, read
-    found = [sse.scan(read) for read in changed]
+    found = [taken(read) for read in changed]
     assert None in found
     assert any(found)  # some are as ordinary as before
 
 
+def test_the_count_so_far_may_be_asked_at_any_time() -> None:
+    parser = sse.StreamParser()
+    seen = []
+    for i in range(1, 5):
+        parser.feed(i, i, framed(choice(text="a", token_ids=[1, 2])))
+        seen.append(parser.tokens_so_far)
+    assert seen == [2, 4, 6, 8]
+    assert [chunk.t for chunk in parser.finish().chunks] == [1, 2, 3, 4]
+
+
+def test_a_run_of_any_length_is_kept_whole() -> None:
+    run, data = new_run(), framed(choice(text="a", token_ids=[1]) | usage(70_000))
+    for i in range(1000):
+        assert run.take(2**40 + i, i, data)
+    assert len(run) == 1000
+    (t, lag, tokens, size), sums = run.fold(5, 3, 7, True)
+    assert np.frombuffer(t, np.int64).tolist() == [2**40 + i for i in range(1000)]
+    assert np.frombuffer(lag, np.int64).tolist() == list(range(1000))
+    assert np.frombuffer(tokens, np.int32).tolist() == [1] * 1000
+    assert np.frombuffer(size, np.int32).tolist() == [len(data) - len(framed(b""))] * 1000
+    assert sums == (None, 0, 1003, 70_000, True, True, 128)
+    assert len(run) == 0
+
+
 def test_what_is_no_bytes_is_an_error_and_nothing_is_held() -> None:
+    run = new_run()
     with pytest.raises(TypeError, match="not str"):
-        sse.scan("data: {}\n\n")  # type: ignore[arg-type]  # on purpose
+        run.take(0, 0, "data: {}\n\n")  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(TypeError):
+        run.take(None, 0, framed(choice(text="a")), 1)  # type: ignore[call-arg, arg-type]  # on purpose
+    with pytest.raises(TypeError):
+        run.take("now", 0, framed(choice(text="a")))  # type: ignore[arg-type]  # on purpose
+    assert len(run) == 0
     data = framed(choice(text="a") | usage(70_000))
     before = sys.getrefcount(data)
     for _ in range(100):
-        sse.scan(data)
+        run.take(1, 1, data)
+    run.fold(None, None, 0, None)
     assert sys.getrefcount(data) == before
