@@ -53,10 +53,13 @@ _USERINFO = re.compile(
 # A string in JSON, in a repr or assigned: its quotes may be escaped (`\"`) where it stands in another, and its end cut off.
 _STRING = r"(?P<open>\\*[\"'])(?P<secret>.*?)(?:(?<!\\)(?P=open)|$)"
 _QUOTED = re.compile(_STRING, re.MULTILINE)
+# A character by its number, as JSON and a repr may write it, however often it was escaped again: `\u005f`, `\\x5f`.
+_ESCAPED = re.compile(r"\\+(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2}))")
 # A string, a list or a mapping of them, with its name: `"api_key": "X"`, `{\"api_keys\": [\"X\"]}`, `api_key='X'`. Numbers are no
 # secrets there: JSON is full of names such as `num_key_value_heads`.
 _NAMED = re.compile(
-    r"(?P<head>(?:(?<!\\)(?P<quote>\\*[\"'])(?P<name>[\w.-]+)(?P=quote)\s*:|(?<![\w.-])(?P<bare>[\w.-]+)=)\s*)"
+    rf"(?P<head>(?:(?<!\\)(?P<quote>\\*[\"'])(?P<name>(?:[\w.-]|{_ESCAPED.pattern})+)(?P=quote)\s*:"
+    r"|(?<![\w.-])(?P<bare>[\w.-]+)=)\s*)"
     rf"(?P<value>(?P<inside>[\[{{](?:[^\[\]{{}}\n]|[\[{{][^\[\]{{}}\n]*[\]}}])*[\]}}]?)|b?{_STRING})",
     re.MULTILINE,
 )
@@ -71,6 +74,11 @@ _UNQUOTED = re.compile(
 _OF_A_SENTENCE = ("key", "keys", "pass", "pat")
 # What no variable or flag has in its name: its `=` stands in a URL, in a list, in JSON or in a command line.
 _NO_NAME = re.compile(r"[\s\"':,{}]")
+# An option as its name tells: plain words. A key has capitals, digits or no end, or begins as those of well-known services do.
+_OPTION = re.compile(
+    r"--(?!(?:sk|pk|rk|gsk|ghp|glpat|nvapi)[-_])(?:all2all|[a-z]{1,16}\d{0,2})(?:[-_.][a-z]{1,16}\d{0,2})*(?:=[^=].*)?",
+    re.DOTALL,
+)
 # What is shorter, or a plain number, is too common to be looked for elsewhere ("true", "2048").
 _SHORTEST_SECRET = 6
 _NUMBER = re.compile(r"[+-]?\d*\.?\d+(?:[eE][+-]?\d+)?")
@@ -159,20 +167,29 @@ def _hide(text: str, found: set[str]) -> str:
 def _hide_named(text: str, found: set[str]) -> str:
     """The text with strings that bear a secret's name hidden; they are added to `found`. A string may hold such strings itself."""
 
-    def value(named: re.Match[str]) -> str:
-        is_secret = _is_a_secrets_own_name if (named["inside"] or "").startswith("{") else is_secret_name
-        if is_secret(named["name"] or named["bare"]):
-            return named["head"] + _QUOTED.sub(string, named["value"])
-        return named["head"] + _hide_named(named["value"], found)
-
     def string(match: re.Match[str]) -> str:
         if match.string[match.end() :].lstrip().startswith(":"):
             return match[0]  # the name of something in a mapping
-        found.add(match["secret"])
+        found.update((match["secret"], _unescaped(match["secret"])))
         begin, end = (at - match.start() for at in match.span("secret"))
         return f"{match[0][:begin]}{HIDDEN if match['secret'] else ''}{match[0][end:]}"
 
-    return _NAMED.sub(value, text)
+    shown: list[str] = []
+    at = 0
+    while (named := _NAMED.search(text, at)) is not None:
+        is_secret = _is_a_secrets_own_name if (named["inside"] or "").startswith("{") else is_secret_name
+        shown.append(text[at : named.end("head")])
+        if is_secret(_unescaped(named["name"] or named["bare"])):
+            shown.append(_QUOTED.sub(string, named["value"]))
+            at = named.end()
+        else:  # how long this value is does not matter: what it holds is looked at like what follows it
+            at = named.end("head")
+    return "".join([*shown, text[at:]])
+
+
+def _unescaped(text: str) -> str:
+    text = _ESCAPED.sub(lambda match: chr(int(match[1] or match[2], 16)), text)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _hide_in_words(text: str, found: set[str]) -> str:
@@ -201,8 +218,9 @@ def relevant_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def public_argv(argv: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
-    """A command line without secrets: `--api-key X`, `--api-key=X`, `NAME_KEY=X`, URLs with user names, and what `public_text`
-    hides inside a word; a word may be a command line itself (`bash -c "..."`)."""
+    """A command line without secrets: `--api-key X` (also where X begins with dashes, unless it looks like the next option),
+    `--api-key=X`, `NAME_KEY=X`, URLs with user names, and what `public_text` hides inside a word; a word may be a command line
+    itself (`bash -c "..."`)."""
     hidden = set(secrets)
     shown = _hide_in_argv(argv, set())
     return [_without(word, hidden) for word in shown]
@@ -220,7 +238,7 @@ def _hide_in_argv(argv: Sequence[str], found: set[str]) -> list[str]:
     hide_next = False
     for word in argv:
         name, equals, value = word.partition("=")
-        if hide_next and not word.startswith("--"):
+        if hide_next and word != "--" and not _OPTION.fullmatch(word):
             found.add(word)
             shown.append(HIDDEN)
             continue  # a flag may take several keys: hide all up to the next flag

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backends.redact import public_argv, public_environment, public_text, relevant_environment
@@ -109,6 +109,58 @@ def test_json_inside_a_string_is_hidden_however_often_it_is_escaped() -> None:
         assert public_text(f"args={text!r}") == f"args={shown!r}"
 
 
+@pytest.mark.parametrize(
+    "key", ["--sk-12345678", "--sk-secret", "--Abcdefgh", "--f00ba4b4z", "--longerthananyoptionsname", "--ab=="]
+)
+def test_a_secret_that_begins_with_dashes_is_hidden_after_its_flag(key: str) -> None:
+    from backends.redact import hidden_words
+
+    assert public_argv(["x", "--api-key", key, "--seed", "0"]) == ["x", "--api-key", "***", "--seed", "0"]
+    assert public_text(f"no such option: {key}.", hidden_words(["--api-key", key])).count(key) == (len(key) < 6)
+    assert public_environment({"VLLM_ARGS": f"x --api-key {key} --seed 0"}) == {"VLLM_ARGS": "x --api-key *** --seed 0"}
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--port", "--max-num-seqs=4", "--kv_cache_dtype", "--hf-overrides.rope", "--hf-token-file", "--fp8-kv", "--"),
+        "--generation-config=Qwen/A==",
+    ],
+)
+def test_the_option_after_a_secret_flag_without_a_value_is_kept(option: str) -> None:
+    argv = ["x", "--enable-auth", option, "8000", "--api-key"]
+    assert public_argv(argv)[:3] == argv[:3]
+    assert public_argv(argv)[4:] == argv[4:]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (r'{"api\u005fkey": "sk-12345678"}', r'{"api\u005fkey": "***"}'),
+        (r'{"\u0061pi_ke\u0079": ["sk-12345678"], "n": 1}', r'{"\u0061pi_ke\u0079": ["***"], "n": 1}'),
+        (r'"{\"api\\u005Fkey\": \"sk-12345678\"}"', r'"{\"api\\u005Fkey\": \"***\"}"'),
+        (r"{'api\x5fkey': 'sk-12345678'}", r"{'api\x5fkey': '***'}"),
+        (r'{"api_key": "sk\u002d12345678"}', r'{"api_key": "***"}'),
+    ],
+)
+def test_a_name_whose_characters_are_escaped_is_still_a_secrets_name(text: str, shown: str) -> None:
+    from backends.redact import hidden_words
+
+    assert public_text(text) == shown
+    assert public_argv(["--hf-overrides", text]) == ["--hf-overrides", shown]
+    assert public_environment({"VLLM_CONFIG": text}) == {"VLLM_CONFIG": shown}
+    assert "sk-12345678" in hidden_words(["--hf-overrides", text])
+
+
+def test_an_escaped_name_of_no_secret_and_a_value_that_is_no_text_are_harmless() -> None:
+    from backends.redact import hidden_words
+
+    kept = r'{"model\u005ftype": "llama", "path": "C:\u005cx"}'
+    assert public_text(kept) == kept
+    # Half a pair of surrogates: what is looked for elsewhere can always be encoded.
+    assert all(secret.encode() for secret in hidden_words([r'{"api_key": "sk-12345678\ud83d"}']))
+
+
 def test_an_assignment_in_a_log_and_a_string_that_is_cut_off_are_hidden() -> None:
     line = "args: Namespace(model='m', api_key=['sk-12345678', 'b'], hf_token='hf_1', seed=0)"
     assert public_text(line) == "args: Namespace(model='m', api_key=['***', '***'], hf_token='***', seed=0)"
@@ -162,6 +214,9 @@ def test_words_that_only_speak_of_keys_are_kept() -> None:
 
 
 @given(st.text(max_size=20), st.from_regex(r"[a-zA-Z0-9]{8,20}", fullmatch=True), st.integers(0, 3))
+@example("\\", "00000000", 0)
+@example("\\", "00000000", 2)
+@example('\\"\\', "00000000", 1)
 def test_a_key_in_json_never_shows(before: str, key: str, deep: int) -> None:
     text = json.dumps({"note": before.replace(key, ""), "secret_key": key})
     for _ in range(deep):
