@@ -30,11 +30,11 @@ PR_SET_CHILD_SUBREAPER = 36
 # What the server's children get between SIGTERM and SIGKILL once the server itself is gone.
 LINGER_S = 3.0
 # How long a killed process may take to vanish (one stuck in a driver call can take for ever).
-KILL_S = 5.0
+KILL_S = 8.0
 # Python's helper beside a server that removes its shared memory and semaphores once the last process using them has ended,
 # and then ends by itself: killed together with the others it would leave the segments in /dev/shm until the next boot.
 CLEANER = b"multiprocessing.resource_tracker"
-CLEAN_S = 2.0
+CLEAN_S = 5.0
 # How long the command that removes what is no child of the server may take.
 AFTER_S = 30.0
 _POLL_S = 0.02

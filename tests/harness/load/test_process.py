@@ -113,6 +113,7 @@ def test_stop_keeps_what_was_measured(tmp_path: Path) -> None:
     ):
         process.start(make_plan(server.url, tmp_path / "plan", requests=100, concurrency=2), out)
         wait_for(lambda: (p := process.poll()) and p.done >= 4, "four answers")
+        server.wait_until(lambda s: len(s.requests) == 6)
         process.stop()
         result = process.wait(LONG_S)
     assert result.stopped
