@@ -69,7 +69,7 @@ def test_a_healthy_server_that_never_answers_is_ended_as_stalled(runs: Runs) -> 
 
 
 def test_a_server_that_never_stops_saying_not_yet_ends_at_the_limit(runs: Runs) -> None:
-    error = refused(runs, "--generates-after", "1000000", ready_s=4, first_token_s=1)
+    error = refused(runs, "--generates-after", "1000000", ready_s=8, first_token_s=1)
     assert "it gave no token within" in str(error)
     assert error.failure.failure == "timeout"
 
