@@ -6,16 +6,20 @@ Reading the installed distribution takes a fraction of a second, while an engine
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 Version = tuple[int, int, int]
 
 _PROBE_S = 60.0
+# A Python that takes longer to start says nothing: the engine's own start will.
+_LOOK_S = 10.0
 _VERSION = re.compile(r"(?<![\w.])v?(\d+)\.(\d+)(?:\.(\d+))?\S*")
 
 
@@ -72,10 +76,26 @@ def installed_version(python: tuple[str, ...], distributions: tuple[str, ...]) -
     return name, version
 
 
-def last_line(argv: Sequence[str]) -> str:
+def python_without(command: Sequence[str], package: str, env: Mapping[str, str]) -> str | None:
+    """The Python that a command runs a module of that package on, where it does not have the package: no start can mend that.
+    None for a command that is not plainly of this form (a wrapper, a container, a script), and where that Python does not tell.
+    Nothing of the package is imported."""
+    python = tuple(takewhile(lambda word: word != "-m", command))
+    module = command[len(python) + 1 : len(python) + 2]
+    if not python or not Path(python[0]).name.startswith("python") or any(word[:1] != "-" for word in python[1:]):
+        return None
+    if module and module[0].partition(".")[0] != package:
+        return None
+    probe = f"import importlib.util; print(importlib.util.find_spec({package!r}) is not None)"
+    # Like the launch: a folder of the user's that is named like the package is not it.
+    answer = last_line((*python, "-c", probe), _LOOK_S, {**os.environ, **env, "PYTHONSAFEPATH": "1"})
+    return python[0] if answer == "False" else None
+
+
+def last_line(argv: Sequence[str], limit_s: float = _PROBE_S, env: Mapping[str, str] | None = None) -> str:
     """The last line a command prints; "" when it cannot be run, fails or takes too long."""
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_S)
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, env=env)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     lines = done.stdout.strip().splitlines()

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable
 
 from backends.base import get_backend
+from backends.installed import python_without
 from harness.experiment import EngineSpec
 from harness.models import cache
 from results.errors import EngineError, EnvironmentProblemError
@@ -47,3 +48,14 @@ def check_commands(engines: Iterable[EngineSpec]) -> None:
                 f"Engine {engine.label!r} cannot be started: its command {command[0]!r} is not there or cannot be executed. "
                 f"Correct `command` of the engine, or DYNO_{backend.name.upper()}_COMMAND."
             )
+        if (python := python_without(command, backend.name, engine.env)) is not None:
+            raise EnvironmentProblemError(
+                f"Engine {engine.label!r} cannot be started: {lacks(backend.name, python)}. Name the Python of an environment "
+                f"that has it, by `command` of the engine or DYNO_{backend.name.upper()}_COMMAND. `dyno doctor` says: "
+                f"{brings(backend.name)}"
+            )
+
+
+def lacks(backend: str, python: str) -> str:
+    """That a command names a Python without the engine, in words."""
+    return f"there is no package `{backend}` in {python}, the Python of its command"

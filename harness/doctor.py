@@ -26,7 +26,8 @@ from typing import Any
 import psutil
 
 from backends.base import backend_names, get_backend
-from harness.brings import brings
+from backends.installed import python_without
+from harness.brings import brings, lacks
 from harness.load import stamps
 from harness.load.compiled import PARTS, SWITCH, compiled, not_loaded
 from harness.manifest import host_facts
@@ -146,6 +147,9 @@ def _engines() -> list[Row]:
             rows.append(Row("engines", name, False, str(error).split(". ")[0], brings(name)))
             continue
         there = shutil.which(command[0]) is not None
+        if there and (python := python_without(command, name, {})) is not None:
+            rows.append(Row("engines", name, False, f"{shlex.join(command)}: {lacks(name, python)}", brings(name)))
+            continue
         words = shlex.join(command) if there else f"{command[0]} cannot be executed"
         if there and (told := _installed_in(command, name)):
             words += f" ({told})"

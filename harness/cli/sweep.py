@@ -240,7 +240,7 @@ def run_sweep(
     from results.errors import DynoError
     from results.files import to_json
     from results.report_data import load_report_data
-    from results.store import RunWriter
+    from results.store import RunStore, RunWriter
 
     launches = any(get_backend(e.backend).capabilities.launches for e in experiment.engines)
     parts = model_parts(experiment.model, experiment.tokenizer, needs_folder=launches)
@@ -254,11 +254,11 @@ def run_sweep(
         print(f"dyno: {experiment.telemetry.warning}.", file=sys.stderr)
     command = public_command(["dyno", *sys.argv[1:]])
     manifest = make_manifest(command, experiment.model, parts.folder, parts.config, devices)
+    planner = planner_for(experiment, try_all)
+    missing = [cell for cell in planner.planned() if not RunStore(folder).has_cell(cell.id)]
+    # What is measured already needs its engine no more. Before there is a folder: a run that is refused leaves none.
+    check_commands({cell.engine.label: cell.engine for cell in missing}.values())
     with RunWriter.start(folder, experiment.to_yaml(), manifest) as store:
-        planner = planner_for(experiment, try_all)
-        missing = [cell for cell in planner.planned() if not store.has_cell(cell.id)]
-        # What is measured already needs its engine no more.
-        check_commands({cell.engine.label: cell.engine for cell in missing}.values())
         if missing and not quiet:
             shared = [f"Client, {line}" for line in WorkerChoice(experiment).plan()]
             words = " ".join([cost_sentence(plan_cost(missing, folder.parent)), open_end(experiment), *shared])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from backends.installed import python_without
 from harness.brings import brings, check_commands
+from harness.doctor import examine
 from harness.experiment import EngineSpec
 from results.errors import EnvironmentProblemError
-from results.store import RunStore
 from tests.harness.cli.conftest import Result
 
 Dyno = Callable[..., Result]
@@ -40,7 +42,9 @@ def test_a_sweep_starts_no_engine_where_another_is_not_installed(
     assert (plan.code, out.exists()) == (4, False)
     assert "sessions" in plan.out
     run = dyno(*words, "--out", str(out))
-    assert (run.code, RunStore.open(out).sessions()) == (4, [])
+    assert (run.code, out.exists()) == (4, False), "a run that is refused leaves no folder"
+    out.mkdir()
+    assert (dyno(*words, "--out", str(out)).code, list(out.iterdir())) == (4, []), "one that was there stays as it was"
     for said in (plan.err, run.err):
         assert "Engine 'vllm' cannot be started. vLLM is not installed" in said
         assert said.endswith(f"{step}\n")
@@ -56,3 +60,50 @@ def test_what_is_attached_or_in_a_container_needs_no_command(no_vllm: Path) -> N
     attached = {"label": "a", "backend": "openai", "url": "http://127.0.0.1:9"}
     container = {"label": "c", "backend": "vllm", "container": {"image": "vllm/vllm-openai"}}
     check_commands(EngineSpec.model_validate(words) for words in (attached, container))
+
+
+MODULE = "vllm.entrypoints.openai.api_server"
+
+
+def python_with(folder: Path, packages: str) -> str:
+    """A Python that has these packages alone, as far as it is asked."""
+    (folder / packages).mkdir(parents=True)
+    python = folder / "python3"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+def test_a_python_without_the_engine_is_refused_before_a_session_and_told_by_the_doctor(
+    no_vllm: Path, tiny_dir: Path, dyno: Dyno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = python_with(no_vllm / "env", "torch")
+    monkeypatch.setenv("DYNO_VLLM_COMMAND", f"{python} -m {MODULE}")
+    out = no_vllm / "run"
+    run = dyno("sweep", "--backend", "vllm", "--model", str(tiny_dir), "--batch", "1", "--out", str(out))
+    assert (run.code, out.exists()) == (4, False)
+    words = f"there is no package `vllm` in {python}, the Python of its command"
+    assert f"Engine 'vllm' cannot be started: {words}" in run.err
+    assert "make vllm-venv" in run.err
+    assert run.err.count("\n") == 1, "one paragraph"
+    row = next(row for row in examine() if row.name == "vllm")
+    assert (row.found, words in row.words, row.brings) == (False, True, brings("vllm"))
+
+
+def test_only_a_command_that_plainly_names_a_python_is_asked(tmp_path: Path) -> None:
+    without, having = python_with(tmp_path / "a", "torch"), python_with(tmp_path / "b", "vllm")
+    assert python_without((without, "-s", "-m", MODULE), "vllm", {}) == without
+    assert python_without((without,), "vllm", {}) == without
+    assert python_without((having, "-m", MODULE), "vllm", {}) is None
+    # What would run something else than this Python, or something else on it, is left to the start.
+    for command in (
+        ("taskset", "-c", "0", without, "-m", MODULE),
+        ("docker", "run", "image", "python", "-m", MODULE),
+        (without, "server.py"),
+        (without, "-m", "my.wrapper"),
+        ("/no/such/python", "-m", MODULE),
+        ("vllm", "serve"),
+        ("-m", "vllm"),
+        (),
+    ):
+        assert python_without(command, "vllm", {}) is None
