@@ -125,10 +125,11 @@ def test_figures_of_the_truth_follow_from_its_stamps(server: TruthServer) -> Non
 def test_faults_on_request(server: TruthServer, tmp_path: Path, fault: Fault, outcome: str, tokens: int) -> None:
     own = {"fault": str(fault), "fault_after": 3, "stall_s": 0.1}
     limits = RequestTimeouts(LONG_S, 0.3 if fault is Fault.NEVER else LONG_S, LONG_S, LONG_S)
+    before = server.state()["requests"]
     ran = run_load(server.url, tmp_path, tokens=6, bodies=[body(6, truth=own)], timeouts=limits)
     assert ran.outcomes == [outcome]
     assert len([c for c in ran.chunks if c["kind"] == "text"]) == tokens
-    truth = _ended(server)
+    truth = _ended(server, before)
     # A connection that was closed without a byte may have been stale: the client tries once more.
     assert set(truth.outcome) == {"done" if fault is Fault.STALL else str(fault)}
     assert set(truth.output_tokens) == {tokens}
@@ -138,9 +139,14 @@ def test_faults_on_request(server: TruthServer, tmp_path: Path, fault: Fault, ou
     assert _answered(server, tmp_path / "after")
 
 
-def _ended(server: TruthServer) -> Truth:
-    """The stamps, once the server has seen the end of all that it answered."""
-    wait_until(lambda: not server.state()["active"], "the end of all it answered")
+def _ended(server: TruthServer, before: int) -> Truth:
+    """The stamps, once the server has seen more requests than it had `before`, and the end of all of them."""
+
+    def over() -> bool:
+        state = server.state()
+        return state["requests"] > before and not state["active"]
+
+    wait_until(over, "the end of all it answered")
     return server.collect()
 
 
@@ -156,6 +162,7 @@ def test_every_so_many_requests_fail_where_the_schedule_says_so(server: TruthSer
 
 
 def test_a_client_that_goes_is_lost_and_its_tokens_are_those_sent(server: TruthServer, tmp_path: Path) -> None:
+    before = server.state()["requests"]
     ran = run_load(
         server.url,
         tmp_path,
@@ -163,7 +170,7 @@ def test_a_client_that_goes_is_lost_and_its_tokens_are_those_sent(server: TruthS
         progress=lambda client, counts: client.stop() if client.started and counts.in_flight else None,
     )
     assert ran.outcomes == ["cancelled"]
-    truth = _ended(server)
+    truth = _ended(server, before)
     assert list(truth.outcome) == ["lost"]
     assert truth.output_tokens[0] == len(truth.sent) < 10_000
 
