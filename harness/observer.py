@@ -33,8 +33,8 @@ class Observer:
     def session_starting(self, engine: str, block: int, log: str) -> None:
         """A server is being launched, its output going to `log`, or attached to (then `log` is empty)."""
 
-    def session_waiting(self, engine: str, elapsed_s: float) -> None:
-        """It is not ready yet."""
+    def session_waiting(self, engine: str, elapsed_s: float, limit_s: float, phase: str) -> None:
+        """It is not ready yet. It is given up after `limit_s`; `phase` is how far it has come, "" where nothing tells."""
 
     def session_ready(self, engine: str, elapsed_s: float) -> None:
         """It answers."""

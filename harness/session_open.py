@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from backends.base import Backend, get_backend
@@ -28,6 +27,7 @@ from harness.session_checks import (
     refuse_too_long,
     told_phases,
 )
+from harness.start_phase import StartPhase
 from harness.telemetry.choose import SessionTelemetry, session_telemetry
 from harness.telemetry.device_config import DeviceConfig
 from harness.telemetry.process import SamplerProcess
@@ -170,12 +170,14 @@ def _launch(
 def _wait_ready(
     backend: Backend, server: Server, record: SessionRecord, experiment: Experiment, observer: Observer
 ) -> None:
+    limit_s = experiment.timeouts.ready_s
     if isinstance(server, ServerProcess):
+        phase = StartPhase(backend, server.log_path)
         server.wait_ready(
             record.url,
             backend.ready_path,
-            experiment.timeouts.ready_s,
-            on_tick=partial(observer.session_waiting, record.engine),
+            limit_s,
+            on_tick=lambda elapsed_s: observer.session_waiting(record.engine, elapsed_s, limit_s, phase()),
             patterns=backend.failures,
             key_env=backend.api_key_env(),
             stall_s=experiment.timeouts.stall_s,
@@ -199,7 +201,12 @@ def _await_first_token(
     fixed = _fixed_lengths(experiment)
     send = one_token(backend, record.url, experiment.endpoint, served_name, name, *salt, ignore_eos=fixed)
     if isinstance(server, ServerProcess):
-        tick = partial(observer.session_waiting, record.engine)
+        spent_s = (now_ns() - server.timeline["spawn"]) / NS_PER_S
+        limit_s = max(experiment.timeouts.ready_s, spent_s + experiment.timeouts.first_token_s)
+
+        def tick(elapsed_s: float) -> None:
+            observer.session_waiting(record.engine, elapsed_s, limit_s, "it answers, but has given no token")
+
         await_first_token(server, send, served_name, experiment.timeouts, tick)
         record.timeline |= server.timeline
     else:

@@ -66,10 +66,11 @@ class LineObserver(Observer):
             f"Starting {engine} (block {block}, log {log})" if log else f"Attaching to {engine} (block {block})"
         )
 
-    def session_waiting(self, engine: str, elapsed_s: float) -> None:
+    def session_waiting(self, engine: str, elapsed_s: float, limit_s: float, phase: str) -> None:
         if elapsed_s >= self._still_s:
             self._still_s = elapsed_s + _STILL_S
-            self._print(f"{engine} is not ready yet after {elapsed_s:.0f} s", "dim")
+            far = f" ({phase})" if phase else ""
+            self._print(f"{engine} is not ready yet after {elapsed_s:.0f} s of at most {limit_s:,.0f} s{far}", "dim")
 
     def session_ready(self, engine: str, elapsed_s: float) -> None:
         self._print(f"{engine} is ready after {elapsed_s:.1f} s", "dim")
@@ -119,8 +120,9 @@ class LiveObserver(LineObserver):
         self._now.idle(f"starting {engine} (log {log})" if log else f"attaching to {engine}")
         self._live.start()
 
-    def session_waiting(self, engine: str, elapsed_s: float) -> None:
-        self._now.idle(f"waiting for {engine} to be ready · {clock(elapsed_s)}")
+    def session_waiting(self, engine: str, elapsed_s: float, limit_s: float, phase: str) -> None:
+        parts = [f"{clock(elapsed_s)} of at most {clock(limit_s)}", *([phase] if phase else [])]
+        self._now.idle(f"waiting for {engine} to be ready · {' · '.join(parts)}")
 
     def session_ended(self, engine: str) -> None:
         self._cost.session_ended(time.monotonic())

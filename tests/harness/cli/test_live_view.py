@@ -142,12 +142,27 @@ def test_on_a_terminal_finished_cells_stay_and_the_view_is_gone_at_the_end(monke
     assert said.endswith(("\x1b[2K", "\x1b[?25h"))
 
 
-def test_a_long_start_says_every_half_minute_that_it_goes_on() -> None:
+def test_a_long_start_says_every_half_minute_how_far_it_is_and_how_long_it_may_take() -> None:
     out = io.StringIO()
     observer = LineObserver(Console(file=out, width=80))
     for elapsed in (0.5, 29.0, 31.0, 45.0, 62.0, 63.0):
-        observer.session_waiting("vllm", elapsed)
+        observer.session_waiting("vllm", elapsed, 1800.0, "weights loaded" if elapsed > 40 else "")
     observer.session_starting("small", 1, "")
-    observer.session_waiting("small", 31.0)
+    observer.session_waiting("small", 31.0, 60.0, "")
     told = [line for line in out.getvalue().splitlines() if "not ready yet" in line]
-    assert told == [f"{name} is not ready yet after {s} s" for name, s in (("vllm", 31), ("vllm", 62), ("small", 31))]
+    assert told == [
+        "vllm is not ready yet after 31 s of at most 1,800 s",
+        "vllm is not ready yet after 62 s of at most 1,800 s (weights loaded)",
+        "small is not ready yet after 31 s of at most 60 s",
+    ]
+
+
+def test_the_live_view_of_a_start_shows_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = _Terminal()
+    observer = LiveObserver(Console(file=out, width=80))
+    observer.run_started(planned(batches=(1,)), ())
+    observer.session_starting("e0", 0, "")
+    observer.session_waiting("e0", 65.0, 1800.0, "weights loaded")
+    observer.session_ended("e0")
+    assert "waiting for e0 to be ready · 1:05 of at most 30:00 · weights loaded" in out.getvalue()
