@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import get_backend
+from harness.brings import check_commands
 from harness.ceilings import keep_ceilings
 from harness.experiment import Cell, Experiment
 from harness.find_cell import find_cell
@@ -24,13 +25,13 @@ from harness.observer import Observer
 from harness.runner import Runner, RunOutcome, check_attached
 from harness.telemetry.choose import choose
 from harness.why_knobs import KNOBS, Change, Measured, NoChange, changes_of
+from results.cell_summary import cell_summary
 from results.clock import NS_PER_S, now_ns
 from results.elasticity import Elasticity, agrees, decided, elasticity, is_open, throughput
 from results.errors import UnknownNameError, UsageError
 from results.files import to_json, write_atomic
 from results.report_format import seconds
 from results.store import RunStore, RunWriter
-from results.summary import build_summary
 from workloads.base import canonical
 
 # As many blocks as an experiment may name, and pairs that they hold of every resource there is.
@@ -108,8 +109,8 @@ def ask(run: Path, name: str, pairs: int = 5, budget_s: float | None = None, onl
     if unknown := sorted(set(only or []) - KNOBS.keys()):
         raise UnknownNameError("resource", unknown[0], KNOBS)
     store, experiment, record, cell = find_cell(run, name)
-    entry = next(cell for cell in build_summary(store)["cells"] if cell["id"] == record.id)
     session = next((s for s in store.sessions() if s["id"] == record.session), {})
+    entry = cell_summary(store, record, session)  # of this cell alone: a run may have hundreds
     settings = {key: found.get("value") for key, found in (session.get("settings") or {}).items()}
     measured = Measured(cell, settings, entry, _cores())
     found, left_out = changes_of(measured, only)
@@ -127,10 +128,12 @@ def answer(question: Question, observer: Observer, command: list[str]) -> tuple[
     experiment = _experiment(question, cells)
     check_attached(experiment)
     manifest = make_manifest(command, experiment.model, parts.folder, parts.config, choose(experiment.telemetry))
+    planner = WhyPlanner(question)
+    missing = [cell for cell in planner.planned() if not RunStore(question.folder).has_cell(cell.id)]
+    check_commands(cell.engine for cell in missing[:1])  # all are of one engine
     question.folder.parent.mkdir(exist_ok=True)
     with RunWriter.start(question.folder, experiment.to_yaml(), manifest) as store:
-        planner = WhyPlanner(question)
-        if launches and any(not store.has_cell(cell.id) for cell in planner.planned()):
+        if launches and missing:
             keep_ceilings(store)
         outcome = Runner(experiment, planner, store, parts.model, parts.vocabulary, observer).run()
         document = conclude(question, outcome.summary.get("cells", []), planner.out_of_budget)

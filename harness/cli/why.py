@@ -78,6 +78,10 @@ def why(
 _VERDICTS = {"holds": "holds", "does not hold": "no", "undetermined": "open"}
 
 
+# From here on a plan says what would shorten it.
+_LONG_S = 600.0
+
+
 def _print_plan(console: Console, question: Question) -> None:
     """What is changed of which cell, how often, and how long that will take."""
     from harness.plan_cost import cost_sentence, plan_cost
@@ -96,9 +100,13 @@ def _print_plan(console: Console, question: Question) -> None:
         )
     store = RunStore(question.folder)
     missing = [cell for cell in WhyPlanner(question).planned() if not store.has_cell(cell.id)]
-    words = (
-        [cost_sentence(plan_cost(missing, question.run.path.parent))] if missing else ["All of it is measured already."]
-    )
+    cost = plan_cost(missing, question.run.path.parent)
+    words = [cost_sentence(cost)] if missing else ["All of it is measured already."]
+    if cost.total_s is not None and cost.total_s > _LONG_S and question.budget_s is None:
+        words.append(
+            f"More than {seconds(_LONG_S)}: --budget 10m begins no further pairs after that time, --only RESOURCE (repeatable) "
+            "tries some of the changes, --pairs N each less often."
+        )
     if missing and question.budget_s is not None:
         words.append(
             f"After the first of them no round of pairs is begun that would end beyond {seconds(question.budget_s)}."

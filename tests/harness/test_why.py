@@ -294,6 +294,48 @@ def test_the_command_says_what_it_would_change(run: RunStore) -> None:
     assert "of starting and stopping (by" in " ".join(result.output.split())
 
 
+def test_a_long_plan_says_what_would_shorten_it_before_anything_runs(
+    run: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    import harness.cli.why
+    import harness.why
+    from harness.cli.commands import app
+
+    def stop(*given: object) -> None:
+        raise UsageError("nothing is to run here")
+
+    def plan(*more: str) -> str:
+        output = CliRunner().invoke(app, ["why", str(run.path), run.cells()[0].id, *more]).output
+        assert "of starting and stopping (by" in " ".join(output.split())
+        return " ".join(output.split())
+
+    monkeypatch.setattr(harness.why, "answer", stop)
+    monkeypatch.setattr(harness.cli.why, "_LONG_S", 1e9)
+    assert "--only RESOURCE" not in plan("--dry-run")
+    monkeypatch.setattr(harness.cli.why, "_LONG_S", 0.0)
+    assert "--budget 10m" in plan("--dry-run")
+    assert "--only RESOURCE" in plan()
+    assert "--only RESOURCE" not in plan("--budget", "5m"), "it has its limit already"
+
+
+def test_only_the_cell_that_is_asked_about_is_read(run: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    from results import cell_summary
+    from results.events import Requests, read_requests
+
+    read: list[str] = []
+
+    def reading(folder: Path) -> Requests:
+        read.append(folder.name)
+        return read_requests(folder)
+
+    monkeypatch.setattr(cell_summary, "read_requests", reading)
+    asked = run.cells()[0]
+    assert ask(run.path, asked.id).entry["id"] == asked.id
+    assert read == [asked.id]
+
+
 def test_the_answer_is_a_table_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
