@@ -94,8 +94,8 @@ def batch_from_steps(
     if caps.max_num_seqs is not None:
         label[waits & (steps.running >= caps.max_num_seqs)] = BATCH_FACTORS.index(MAX_SEQS)
     evidence = (
-        f"{np.average(waits, weights=weight):.0%} of the time requests waited; {np.average(steps.running, weights=weight):.1f} "
-        f"ran together, at most {steps.running.max()}"
+        f"requests waited at the start of steps that took {np.average(waits, weights=weight):.0%} of the time; "
+        f"{np.average(steps.running, weights=weight):.1f} ran together, at most {steps.running.max()}"
     )
     if steps.blocks_total.max() > 0:
         evidence += (

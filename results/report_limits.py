@@ -16,7 +16,7 @@ from results.report_why import Decision
 BATCH_WORDS: dict[str, tuple[str, str]] = {
     "offered_load": (
         "the offered load",
-        "no request waited, so the batch is what the load offers: more requests at once would make it larger",
+        "the batch is what the load offers: more requests at once would make it larger",
     ),
     "client": (
         "the client",
@@ -40,6 +40,14 @@ BATCH_WORDS: dict[str, tuple[str, str]] = {
         "requests waited for the whole batch to end: continuous batching would let them in",
     ),
 }
+# What is known of waiting, by where it was read: each looks at moments, and what came and went between two of them is not seen.
+_NONE_WAITED = {
+    "steps": "no request waited at the start of a step",
+    "gauges": "no request waited when the server's gauges were read",
+    "xray": "no request was without its first token at the start of a step",
+}
+# A share from here on is all of the time, as a percentage shows it.
+_ALL = 0.995
 STEP_WORDS: dict[str, tuple[str, str]] = {
     "compute": (
         "compute",
@@ -195,6 +203,10 @@ def _side(found: Any, words: Mapping[str, tuple[str, str]]) -> Side:
     ]
     told = [f"{_SHARE_WORDS.get(str(s['name']), str(s['name']))} {_whole(s['share'])}{_range(s)}" for s in shares[:3]]
     basis = _BASIS.get(str(found.get("basis")), "")
+    if factor == "offered_load":
+        seen = _NONE_WAITED.get(str(found.get("basis")), "no request was seen to wait")
+        mostly = "mostly " if shares and shares[0]["share"] < _ALL else ""
+        meaning = f"{mostly}{seen}, so {meaning}"
     why = "" if factor in words else _unnamed(found, shares)
     return Side(short, factor in words, tuple(told), meaning, str(found.get("evidence") or ""), basis, why)
 

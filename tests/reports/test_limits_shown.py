@@ -68,9 +68,29 @@ def test_the_answer_says_what_it_means_where_all_points_agree(tmp_path: Path) ->
         tmp_path, [side("offered_load", ("offered_load", 1.0))] * 2, [side("bandwidth", ("bandwidth", 0.9))] * 2
     )
     sentence = next(s for s in data.answer if s.topic == "Why this fast")
-    assert sentence.text.startswith("The batch is held by the offered load: no request waited")
+    assert sentence.text.startswith(
+        "The batch is held by the offered load: no request waited at the start of a step, so"
+    )
     assert "The time of a step goes to memory bandwidth" in sentence.text
     assert "dyno why" in sentence.detail[0]
+
+
+@pytest.mark.parametrize(
+    ("basis", "share", "words"),
+    [
+        ("steps", 1.0, "no request waited at the start of a step, so the batch is"),
+        ("steps", 0.8, "mostly no request waited at the start of a step, so the batch is"),
+        ("gauges", 1.0, "no request waited when the server's gauges were read, so the batch is"),
+        ("xray", 1.0, "no request was without its first token at the start of a step, so the batch is"),
+    ],
+)
+def test_that_nothing_waited_is_said_of_the_moments_that_were_looked_at(
+    tmp_path: Path, basis: str, share: float, words: str
+) -> None:
+    batch = side("offered_load", ("offered_load", share), ("unexplained", 1 - share)) | {"basis": basis}
+    data, page = shown(tmp_path, [batch], [side("compute", ("compute", 1.0))])
+    assert data.limits.rows[0].batch.meaning.startswith(words)
+    assert words.partition(", so")[0].replace("'", "&#39;") in page
 
 
 def test_what_keeps_a_factor_from_being_named_stands_beside_it(tmp_path: Path) -> None:
