@@ -12,6 +12,13 @@ FORMS = {
     "avx2": ["-mavx2", "-mfma"] if X86 else None,
     "plain": [],
 }
+READER = Extension(
+    "harness.load._reader",
+    ["harness/load/reader.c", "harness/load/run.c"],
+    depends=["harness/load/run.h", "harness/load/event.h"],
+    extra_compile_args=["-O2", "-Wall", "-Wextra", "-fvisibility=hidden"],
+    optional=True,
+)
 
 setup(
     ext_modules=[
@@ -25,15 +32,5 @@ setup(
         for form, flags in FORMS.items()
         if flags is not None and sys.platform == "linux"
     ]
-    + [
-        Extension(
-            f"harness.load._{part}",
-            [f"harness/load/{part}.c"],
-            depends=["harness/load/event.h"],
-            extra_compile_args=["-O2", "-Wall", "-Wextra"],
-            optional=True,
-        )
-        for part in ("reader", "event")
-        if sys.platform == "linux"
-    ]
+    + ([READER] if sys.platform == "linux" else [])
 )

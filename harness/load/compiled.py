@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 SWITCH = "DYNO_LOAD_CLIENT"
-PARTS = ("reader", "event")
+PARTS = ("reader",)
 # Parts that are there and could not be loaded, and why: Python does their work then, at a higher price, and it has to be told.
 not_loaded: dict[str, str] = {}
 

@@ -59,8 +59,8 @@ class Connection:
     `reused` says that it was open before its request came; `opened_at` is when it became ready. Every way of ending is
     reported once to the owner's `lost`, except `close`, which is the owner's own doing.
 
-    While it is armed, the reader reads for it: it moves `last` and the exchange's `last_read` on, and leaves in `taken` what
-    it could not make sense of, or the error it met.
+    While it is armed, the reader reads for it: it moves `last` and the exchange's `last_read` and `run` on, and leaves in
+    `taken` what it could not make sense of, or the error it met.
     """
 
     def __init__(self, owner: Owner, address: Address, tls: ssl.SSLContext | None, host: str) -> None:
@@ -301,7 +301,8 @@ class Connection:
             if exchange.tokens_seen >= exchange.cancel_after:
                 owner.satisfied(self, exchange, t)
         elif decoder.between_chunks and self._tls is None and self._mask == READ and not self._more:
-            owner.reader.arm(self._sock.fileno(), self, exchange)
+            whole = bool(pieces) and pieces[-1].endswith(b"\n\n")
+            owner.reader.arm(self._sock.fileno(), self, exchange, exchange.is_events, whole)
 
     def _end_of_stream(self, t: int) -> None:
         exchange, decoder = self.exchange, self._decoder

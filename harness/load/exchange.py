@@ -7,6 +7,7 @@ import orjson
 from harness.load.completion import StreamResult, error_text, plain_result, shorten
 from harness.load.http import Head
 from harness.load.plan import RequestPlan
+from harness.load.run import Run
 from harness.load.sse import StreamParser
 from results.schema import ENDED_BY_PLAN, CountSource, Outcome
 
@@ -36,6 +37,7 @@ class Exchange:
         "plan",
         "queued",
         "retried",
+        "run",
         "sent",
         "slot",
     )
@@ -53,6 +55,7 @@ class Exchange:
         self.head: Head | None = None
         self.failure: tuple[Outcome, str] | None = None
         self.retried = False
+        self.run: Run | None = None  # tokens that were read and stand behind all that was handed on to be parsed
         self.cancel_after = plan.cancel_after_tokens
         self.cut = False  # ended by the client when its plan was fulfilled
         self._parser: StreamParser | None = None
@@ -61,8 +64,8 @@ class Exchange:
 
     @property
     def token_seen(self) -> bool:
-        """Has a generated token been found in what was parsed so far?"""
-        return self._parser is not None and self._parser.result.first_token is not None
+        """Has a generated token been found in what was parsed so far, or is it kept in the run?"""
+        return self.run is not None or (self._parser is not None and self._parser.result.first_token is not None)
 
     @property
     def tokens_seen(self) -> int:
@@ -84,16 +87,28 @@ class Exchange:
             self._body = [data]
             self._body_size = len(data)
 
+    def take_run(self, run: Run) -> None:
+        """The tokens of a run, in order with the pieces."""
+        if self._parser is None:
+            self._parser = StreamParser()
+        self._parser.take_run(run)
+
+    @property
+    def is_events(self) -> bool:
+        """Its head says that the answer is an event stream."""
+        head = self.head
+        if head is None or not 200 <= head.status < 300 or _coding(head):
+            return False
+        return "event-stream" in head.headers.get("content-type", "").lower()
+
     def _is_stream(self, data: bytes) -> bool:
         """By its type; where the server names neither, JSON is what begins with a brace."""
+        if self.is_events:
+            return True
         head = self.head
-        if head is None or not 200 <= head.status < 300:
-            return False
-        if _coding(head):
+        if head is None or not 200 <= head.status < 300 or _coding(head):
             return False
         kind = head.headers.get("content-type", "").lower()
-        if "event-stream" in kind:
-            return True
         return "json" not in kind and not data.lstrip().startswith(b"{")
 
     def settle(self, ignore_eos: bool) -> tuple[Outcome, str | None, StreamResult]:

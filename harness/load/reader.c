@@ -1,16 +1,17 @@
 /* Reads the ordinary tokens of a load: the compiled half of reader.py, which says what it is for.
 
-   An armed descriptor belongs to a connection that is between two chunks of an event stream. Of such a descriptor, one read
-   that holds nothing but whole chunks is ordinary: each chunk goes to the backlog as (exchange, arrival, lag, data). Whatever
-   else is read is handed back: it is put into the connection's `taken`, the descriptor is no longer armed, and it is reported
-   as ready, so that connection.py goes on with it.
+   An armed descriptor belongs to a connection that is between two chunks of its answer. Of such a descriptor, one read that
+   holds nothing but whole chunks is ordinary. A chunk that is the event of a token and nothing else is kept in the exchange's
+   `run`. Any other goes to the backlog as (exchange, arrival, lag, data), behind the run so far. Whatever else is read is handed
+   back: it is put into the connection's `taken`, the descriptor is no longer armed, and it is reported as ready, so that
+   connection.py goes on with it.
 
-   A round calls nothing of the client's but `append`. Python may run in it all the same (a signal's handler, a finalizer), and
+   A round calls nothing of the client's but the backlog's `append`. Python may run in it all the same (a signal's handler, a finalizer), and
    may close connections and open others. So what is read is held by references of its own, a descriptor is read for whom it is
    armed by then, and one that is closed by then is reported, for which connection.py's poller has no handler any more. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "run.h"
+
 #include <structmember.h>
 
 #include <errno.h>
@@ -31,6 +32,8 @@ typedef long long ns;
 
 typedef struct {
     PyObject *connection, *exchange; /* NULL where the descriptor is not armed */
+    Run *run;                        /* the exchange's, or NULL */
+    int events, whole;               /* its answer is an event stream, and what came so far ended with an event */
 } Armed;
 
 typedef struct {
@@ -47,7 +50,8 @@ typedef struct {
     struct epoll_event events[EVENTS];
 } Reader;
 
-static PyObject *name_last, *name_last_read, *name_taken;
+static PyObject *name_last, *name_last_read, *name_run, *name_taken;
+static PyObject *run_type;
 
 static ns clock_now(void) {
     struct timespec now;
@@ -65,12 +69,13 @@ static void disarm(Reader *self, long fd) {
     if (fd < 0 || fd >= self->descriptors) return;
     Py_CLEAR(self->armed[fd].connection);
     Py_CLEAR(self->armed[fd].exchange);
+    Py_CLEAR(self->armed[fd].run);
 }
 
 static PyObject *reader_arm(Reader *self, PyObject *args) {
-    int fd;
+    int fd, events, whole;
     PyObject *connection, *exchange;
-    if (!PyArg_ParseTuple(args, "iOO:arm", &fd, &connection, &exchange)) return NULL;
+    if (!PyArg_ParseTuple(args, "iOOpp:arm", &fd, &connection, &exchange, &events, &whole)) return NULL;
     if (fd < 0) return PyErr_Format(PyExc_ValueError, "%d is no descriptor", fd);
     if (fd >= self->descriptors) {
         Py_ssize_t descriptors = 2 * (Py_ssize_t)fd + 64;
@@ -80,8 +85,11 @@ static PyObject *reader_arm(Reader *self, PyObject *args) {
         self->armed = armed;
         self->descriptors = descriptors;
     }
+    PyObject *run = PyObject_GetAttr(exchange, name_run);
+    if (!run) return NULL;
+    if (!Py_IS_TYPE(run, (PyTypeObject *)run_type)) Py_CLEAR(run);
     disarm(self, fd);
-    self->armed[fd] = (Armed){Py_NewRef(connection), Py_NewRef(exchange)};
+    self->armed[fd] = (Armed){Py_NewRef(connection), Py_NewRef(exchange), (Run *)run, events, whole};
     Py_RETURN_NONE;
 }
 
@@ -126,38 +134,75 @@ static int hand_back(PyObject *connection, PyObject *taken) {
     return failed;
 }
 
-/* The arrival of ordinary data: never before that of the connection's last. NULL after an error. */
-static PyObject *arrival(PyObject *connection, ns arrived) {
+/* The arrival of ordinary data: never before that of the connection's last, to which it is moved. NULL after an error. */
+static PyObject *arrival(PyObject *connection, ns *arrived) {
     PyObject *last = PyObject_GetAttr(connection, name_last);
     if (!last) return NULL;
     ns before = PyLong_AsLongLong(last);
-    if (before > arrived) return last;
+    if (before > *arrived) {
+        *arrived = before;
+        return last;
+    }
     Py_DECREF(last);
     if (before == -1 && PyErr_Occurred()) return NULL;
-    PyObject *t = PyLong_FromLongLong(arrived);
+    PyObject *t = PyLong_FromLongLong(*arrived);
     if (t && PyObject_SetAttr(connection, name_last, t) < 0) Py_CLEAR(t);
     return t;
 }
 
-static int append_chunks(Reader *self, PyObject *exchange, PyObject *t, PyObject *lag, Py_ssize_t got) {
+/* Tell the backlog: what came, or a run. `what` is stolen, and may be NULL after an error. */
+static int append(Reader *self, PyObject *exchange, PyObject *t, PyObject *lag, PyObject *what) {
+    PyObject *entry = what ? PyTuple_Pack(4, exchange, t, lag, what) : NULL;
+    PyObject *done = entry ? PyObject_CallOneArg(self->append, entry) : NULL;
+    Py_XDECREF(what);
+    Py_XDECREF(entry);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+/* The run ends here: it goes to the backlog before what comes next. */
+static int end_run(Reader *self, Armed *of, PyObject *t, PyObject *lag) {
+    if (!of->run) return 0;
+    PyObject *run = (PyObject *)of->run;
+    of->run = NULL;
+    if (PyObject_SetAttr(of->exchange, name_run, Py_None) < 0) {
+        Py_DECREF(run);
+        return -1;
+    }
+    return append(self, of->exchange, t, lag, run);
+}
+
+/* Keep the event of a token: 1 when it was one, 0 when it was not, -1 after an error. */
+static int keep_token(Armed *of, ns t, ns lag, const char *data, Py_ssize_t length) {
+    if (!of->events || !of->whole) return 0;
+    if (of->run) return run_add(of->run, t, lag, data, length);
+    Run *run = (Run *)PyObject_CallNoArgs(run_type);
+    if (!run) return -1;
+    int kept = run_add(run, t, lag, data, length);
+    if (kept > 0 && PyObject_SetAttr(of->exchange, name_run, (PyObject *)run) < 0) kept = -1;
+    if (kept > 0) of->run = run;
+    else Py_DECREF(run);
+    return kept;
+}
+
+static int keep_chunks(Reader *self, Armed *of, PyObject *t, PyObject *lag, ns arrived, ns late, Py_ssize_t got) {
     const char *at = self->buffer, *end = at + got;
     while (at < end) {
         Py_ssize_t length = 0;
         const char *data = next_chunk(&at, end, &length);
-        PyObject *piece = PyBytes_FromStringAndSize(data, length);
-        PyObject *entry = piece ? PyTuple_Pack(4, exchange, t, lag, piece) : NULL;
-        PyObject *done = entry ? PyObject_CallOneArg(self->append, entry) : NULL;
-        Py_XDECREF(piece);
-        Py_XDECREF(entry);
-        if (!done) return -1;
-        Py_DECREF(done);
+        int kept = keep_token(of, arrived, late, data, length);
+        if (kept < 0) return -1;
+        if (kept) continue;
+        if (end_run(self, of, t, lag) < 0) return -1;
+        if (append(self, of->exchange, t, lag, PyBytes_FromStringAndSize(data, length)) < 0) return -1;
         self->size += length;
+        of->whole = length >= 2 && data[length - 1] == '\n' && data[length - 2] == '\n';
     }
     return 0;
 }
 
 /* Read an armed descriptor: 1 when that was all, 0 when it is handed back, -1 after an error. */
-static int read_armed(Reader *self, int fd, Armed of, ns offset) {
+static int read_armed(Reader *self, int fd, Armed *of, ns offset) {
     union {
         struct cmsghdr header;
         char room[CMSG_SPACE(sizeof(struct timespec))];
@@ -168,7 +213,7 @@ static int read_armed(Reader *self, int fd, Armed of, ns offset) {
     Py_ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT);
     if (got < 0) {
         if (errno == EAGAIN || errno == EINTR) return 1;
-        return hand_back(of.connection, PyObject_CallFunction(PyExc_OSError, "is", errno, strerror(errno)));
+        return hand_back(of->connection, PyObject_CallFunction(PyExc_OSError, "is", errno, strerror(errno)));
     }
     ns now = clock_now(), arrived = now;
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
@@ -178,16 +223,17 @@ static int read_armed(Reader *self, int fd, Armed of, ns offset) {
         memcpy(&stamp, CMSG_DATA(header), sizeof stamp);
         arrived = stamp.tv_sec * NS_PER_S + stamp.tv_nsec - offset;
     }
+    ns late = stamped ? now - arrived : -1;
     int possible = self->looked - self->slack <= arrived && arrived <= now;
     if (!possible || !got || got == self->read_size || !only_chunks(self->buffer, self->buffer + got)) {
         PyObject *stamps = stamped ? Py_BuildValue("[(iiy#)]", SOL_SOCKET, STAMP, CMSG_DATA(header), (Py_ssize_t)16)
                                    : PyList_New(0);
-        return hand_back(of.connection, stamps ? Py_BuildValue("(y#NL)", self->buffer, got, stamps, now) : NULL);
+        return hand_back(of->connection, stamps ? Py_BuildValue("(y#NL)", self->buffer, got, stamps, now) : NULL);
     }
-    PyObject *read = PyLong_FromLongLong(now), *t = arrival(of.connection, arrived);
-    PyObject *lag = stamped ? PyLong_FromLongLong(now - arrived) : Py_NewRef(Py_None);
-    int done = read && t && lag && PyObject_SetAttr(of.exchange, name_last_read, read) == 0
-               && append_chunks(self, of.exchange, t, lag, got) == 0;
+    PyObject *read = PyLong_FromLongLong(now), *t = arrival(of->connection, &arrived);
+    PyObject *lag = stamped ? PyLong_FromLongLong(late) : Py_NewRef(Py_None);
+    int done = read && t && lag && PyObject_SetAttr(of->exchange, name_last_read, read) == 0
+               && keep_chunks(self, of, t, lag, arrived, late, got) == 0;
     Py_XDECREF(read);
     Py_XDECREF(t);
     Py_XDECREF(lag);
@@ -224,6 +270,16 @@ static int look(Reader *self, ns rest, ns timeout) {
     return PyErr_CheckSignals() < 0 ? -1 : ready < 0 ? 0 : ready;
 }
 
+/* How the exchange stands after a read, if the descriptor is still armed for it. */
+static void stand(Reader *self, int fd, const Armed *of) {
+    Armed *armed = &self->armed[fd];
+    if (armed->exchange != of->exchange) return;
+    armed->whole = of->whole;
+    if (armed->run == of->run) return;
+    Py_XINCREF(of->run);
+    Py_XSETREF(armed->run, of->run);
+}
+
 /* Read what is ready; what is not ordinary is added to `others`. Stops after some reads when it is `due`. -1 after an error. */
 static int read_round(Reader *self, int ready, PyObject *others, ns offset, ns due) {
     int stopped = ready == EVENTS; /* there may be more */
@@ -237,11 +293,16 @@ static int read_round(Reader *self, int ready, PyObject *others, ns offset, ns d
         int done = 0;
         self->reads++;
         if (fd < self->descriptors && self->armed[fd].connection) {
-            Armed of = {Py_NewRef(self->armed[fd].connection), Py_NewRef(self->armed[fd].exchange)};
-            if (mask == EPOLLIN) done = read_armed(self, fd, of, offset);
+            Armed of = self->armed[fd];
+            Py_INCREF(of.connection);
+            Py_INCREF(of.exchange);
+            Py_XINCREF(of.run);
+            if (mask == EPOLLIN) done = read_armed(self, fd, &of, offset);
             if (!done) disarm(self, fd);
+            else stand(self, fd, &of);
             Py_DECREF(of.connection);
             Py_DECREF(of.exchange);
+            Py_XDECREF(of.run);
         }
         if (done < 0) return -1;
         if (done) continue;
@@ -302,6 +363,7 @@ static int reader_traverse(Reader *self, visitproc visit, void *arg) {
     for (Py_ssize_t fd = 0; fd < self->descriptors; fd++) {
         Py_VISIT(self->armed[fd].connection);
         Py_VISIT(self->armed[fd].exchange);
+        Py_VISIT(self->armed[fd].run);
     }
     return 0;
 }
@@ -355,11 +417,13 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "harness.lo
 PyMODINIT_FUNC PyInit__reader(void) {
     name_last = PyUnicode_InternFromString("last");
     name_last_read = PyUnicode_InternFromString("last_read");
+    name_run = PyUnicode_InternFromString("run");
     name_taken = PyUnicode_InternFromString("taken");
-    if (!name_last || !name_last_read || !name_taken) return NULL;
+    run_type = PyType_FromSpec(&run_spec);
+    if (!name_last || !name_last_read || !name_run || !name_taken || !run_type) return NULL;
     PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec), *name = PyUnicode_FromString("compiled");
     if (!made || !type || !name || PyObject_SetAttrString(type, "name", name) < 0
-        || PyModule_AddObjectRef(made, "Reader", type) < 0)
+        || PyModule_AddObjectRef(made, "Reader", type) < 0 || PyModule_AddObjectRef(made, "Run", run_type) < 0)
         Py_CLEAR(made);
     Py_XDECREF(type);
     Py_XDECREF(name);

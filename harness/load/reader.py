@@ -1,9 +1,10 @@
 """Who looks at the sockets and reads them: compiled code the ordinary tokens, the connections themselves everything else.
 
-Nearly all that a load reads is one whole chunk of an event stream on a connection that waits for just that. A connection in
-that state is *armed*, and `reader.c` reads it: the same bytes, stamps and framing as connection.py and http.py, at a fraction
-of the price. What is not ordinary in any way is handed back with what was read, so that there is one place where it is
-understood. Where reader.c is not compiled, or without epoll, connections read everything themselves.
+Nearly all that a load reads is one whole chunk of an event stream on a connection that waits for just that, and in it one event
+with a token. A connection in that state is *armed*, and `reader.c` reads it: the same bytes, stamps, framing and events as
+connection.py, http.py and sse.py, at a fraction of the price. What is not ordinary in any way is handed back with what was
+read, so that there is one place where it is understood. Where reader.c is not compiled, or without epoll, connections read
+everything themselves.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ class Reader(Protocol):
     size: int
     idle: bool
 
-    def arm(self, fd: int, connection: Any, exchange: Any) -> None:
-        """This descriptor is between two chunks, and of its exchange nothing is looked at before it is parsed."""
+    def arm(self, fd: int, connection: Any, exchange: Any, events: bool, whole: bool) -> None:
+        """This descriptor is between two chunks, and of its exchange nothing is looked at before it is parsed.
+
+        `events`: they are of an event stream; `whole`: what came so far ended with an event.
+        """
         ...
 
     def disarm(self, fd: int) -> None:
@@ -59,7 +63,7 @@ class PythonReader:
         self.reads = self.size = 0
         self.idle = True
 
-    def arm(self, fd: int, connection: Any, exchange: Any) -> None:
+    def arm(self, fd: int, connection: Any, exchange: Any, events: bool, whole: bool) -> None:
         pass
 
     def disarm(self, fd: int) -> None:

@@ -1,7 +1,7 @@
 """Ordinary tokens one after the other, kept as numbers until something else comes or the answer is over.
 
 Nearly all of a stream is such events (event.h says which), and reading them as Python objects costs more than all else that a
-load client does. event.c keeps of each only what counts, and adds up what `CompletionReader` would, a hundred times as fast.
+load client does. run.c keeps of each only what counts, and adds up what `CompletionReader` would.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ class NoRun:
         return 0
 
 
-_event = compiled("event")
-new_run: Callable[[], Run] = NoRun if _event is None else _event.Run
+_reader = compiled("reader")
+new_run: Callable[[], Run] = NoRun if _reader is None else _reader.Run

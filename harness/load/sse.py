@@ -14,7 +14,7 @@ import orjson
 from orjson import loads
 
 from harness.load.completion import CompletionReader, StreamResult, error_text, is_error, shorten
-from harness.load.run import NoRun, new_run
+from harness.load.run import NoRun, Run, new_run
 from results.schema import ChunkKind
 
 MAX_EVENT_BYTES = 64 * 1024 * 1024
@@ -68,6 +68,11 @@ class StreamParser:
                 self._unknown_shape(t, lag, data)
         else:
             self._feed_lines(t, lag, data)
+
+    def take_run(self, run: Run) -> None:
+        """Events that were read as a run. Nothing incomplete may be left from before."""
+        self._reader.take_run(self._run)
+        self._reader.take_run(run)
 
     def _feed_lines(self, t: int, lag: int | None, data: bytes) -> None:
         if self._skip_lf and data:

@@ -131,14 +131,14 @@ def test_a_part_of_the_load_client_that_is_missing_or_cannot_be_loaded_is_told(
     for part in PARTS:
         monkeypatch.setitem(sys.modules, f"harness.load._{part}", ModuleType(part))
     assert rows(dyno)["load client"]["found"] is True
-    monkeypatch.setitem(sys.modules, "harness.load._event", None)  # as where it was never compiled
+    monkeypatch.setitem(sys.modules, "harness.load._reader", None)  # as where it was never compiled
     row = rows(dyno)["load client"]
     assert row["found"] is False
-    assert "no event" in row["words"]
+    assert "no reader" in row["words"]
     assert "pip install -e ." in row["brings"]
     monkeypatch.setattr(doctor_module, "compiled", lambda part: None)
     monkeypatch.setattr(doctor_module, "not_loaded", {"reader": "invalid ELF header"})
-    assert "reader cannot be loaded (invalid ELF header), no event" in rows(dyno)["load client"]["words"]
+    assert "reader cannot be loaded (invalid ELF header)" in rows(dyno)["load client"]["words"]
     monkeypatch.setenv(SWITCH, "python")
     assert rows(dyno)["load client"]["found"] is None
 

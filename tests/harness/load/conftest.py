@@ -18,8 +18,7 @@ from results.clock import NS_PER_MS, NS_PER_S, now_ns
 from tests.waiting import LONG_S, wait_until
 
 needs_compiled = pytest.mark.skipif(
-    not all(find_spec(f"harness.load._{part}") for part in ("reader", "event")),
-    reason="the client's compiled parts are not here (no C compiler)",
+    find_spec("harness.load._reader") is None, reason="the client's compiled part is not here (no C compiler)"
 )
 
 

@@ -468,7 +468,9 @@ def test_reads_are_parsed_before_too_many_wait_even_when_the_sockets_never_rest(
         for gate in gates[:parsed]:  # only then do four more tokens come on each stream
             gate.open()
 
-    fours: list[list[Step]] = [[Write(chunk(text_event("t")))] * 4 for _ in range(10)]
+    # Without the blank it is no ordinary token, so the compiled reader leaves it to be parsed.
+    event = text_event("t").replace(b"data: ", b"data:")
+    fours: list[list[Step]] = [[Write(chunk(event))] * 4 for _ in range(10)]
     answer = [step for four, gate in zip(fours, gates, strict=False) for step in (*four, Wait(gate))]
     answer = [head(), *answer, *fours[-1], Write(chunk(usage_event(40))), Write(chunk(DONE)), END]
 

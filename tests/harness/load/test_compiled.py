@@ -55,6 +55,6 @@ def test_a_part_that_is_there_and_cannot_be_loaded_is_told(monkeypatch: pytest.M
     broken.write_bytes(b"no library")
     monkeypatch.setattr(harness.load, "__path__", [str(tmp_path)])
     assert reader_used() == "python"
-    assert compiled("event") is None
+    assert compiled("reader") is None
     assert list(parts.not_loaded) == ["reader"]
     assert str(broken) in parts.not_loaded["reader"]

@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.load.backlog import Backlog
 from harness.load.connection import Connection
 from harness.load.exchange import Exchange
 from harness.load.plan import RequestPlan
@@ -30,6 +32,7 @@ from tests.waiting import LONG_S
 NEVER_NS = 2**62
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = b'data: {"choices":[{"index":0,"text":" a","finish_reason":null}]}\n\n'
+COUNTED = EVENT.replace(b"}\n\n", b',"usage":{"prompt_tokens":5,"completion_tokens":3}}\n\n')
 
 
 def framed(data: bytes) -> bytes:
@@ -41,7 +44,8 @@ class Owner:
 
     def __init__(self, compiled: bool = True) -> None:
         self.poller, self.clock = Poller(), ReceiveClock()
-        self.pieces: list[tuple[Exchange, int, int | None, bytes]] = []
+        self.backlog = Backlog(lambda exchange: None)
+        self.pieces: deque[tuple[Exchange, int, int | None, Any]] = self.backlog.pieces
         self.reader: Reader = (
             reader_for(self.poller, self.pieces.append, SLACK_NS) if compiled else PythonReader(self.poller)
         )
@@ -53,10 +57,11 @@ class Owner:
         pass
 
     def received(self, exchange: Exchange, t: int, lag: int | None, data: bytes) -> None:
-        self.pieces.append((exchange, t, lag, data))
+        self.backlog.add(exchange, t, lag, data)
 
     def answered(self, connection: Connection, exchange: Exchange, t: int) -> None:
         exchange.end = t
+        self.backlog.finish(exchange, t)
         self.heard[exchange] = "answered"
         connection.close()
 
@@ -65,6 +70,7 @@ class Owner:
 
     def lost(self, connection: Connection, why: str) -> None:
         assert connection.exchange is not None
+        self.backlog.finish(connection.exchange, now_ns())
         self.heard[connection.exchange] = why
 
     def look(self, timeout: int = 0, **bounds: int) -> None:
@@ -138,11 +144,18 @@ PIECES = st.one_of(
     st.just(framed(EVENT)),
     st.just(framed(EVENT)),
     st.just(framed(EVENT)),
+    st.sampled_from([framed(COUNTED), framed(EVENT) + framed(COUNTED) + framed(EVENT)]),
     st.sampled_from(
         [
             framed(EVENT + EVENT),
             framed(EVENT[:20]),
             framed(EVENT[20:]),
+            framed(EVENT[:-1]),
+            framed(b"\n"),
+            framed(EVENT[:20]) + framed(EVENT) + framed(EVENT[20:]),
+            framed(EVENT.replace(b"\n", b"\r\n")),
+            framed(EVENT.replace(b"null", b'"length"')),
+            framed(b"event: x\n"),
             framed(b": comment\n\n"),
             framed(b"x"),
             framed(b"data: " + b"y" * 40_000 + b"\n\n"),
@@ -174,6 +187,9 @@ HEADS = st.sampled_from(
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 150\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n",
         HEAD.replace(b"200 OK", b"503 Busy"),
+        HEAD.replace(b"text/event-stream", b"application/json"),
+        HEAD.replace(b"Content-Type: text/event-stream\r\n", b""),
+        HEAD.replace(b"Transfer", b"Content-Encoding: gzip\r\nTransfer"),
         b"HTTP/2 200\r\n\r\n",
     ]
 )
@@ -216,17 +232,22 @@ def story(compiled: bool, scripts: Sequence[tuple[list[bytes], str]], looks: Seq
 
 def told(owner: Owner, exchange: Exchange) -> Any:
     """An exchange without its times, and not by how its bytes were cut on the way."""
-    times = [t for of, t, _, _ in owner.pieces if of is exchange]
-    assert times == sorted(times)
-    assert all(lag is None or lag >= 0 for _, _, lag, _ in owner.pieces)
     for of, t, lag, data in owner.pieces:
-        if of is exchange:
+        if of is not exchange or data is None:
+            continue
+        if isinstance(data, bytes):
             exchange.take(t, lag, data)
+        else:
+            exchange.take_run(data)
+    assert exchange.run is None
     outcome, error, result = exchange.settle(False)
+    times = result.chunks.t.tolist()
+    assert times == sorted(times)
+    assert all(chunk.lag is None or chunk.lag >= 0 for chunk in result.chunks)
     chunks = [(chunk.kind, chunk.tokens, chunk.bytes) for chunk in result.chunks]
-    body = b"".join(data for of, _, _, data in owner.pieces if of is exchange)
+    counts = (result.output_tokens, result.count_source, result.chunks_with_tokens, result.input_tokens)
     seen = (exchange.first_byte is None, exchange.last_read is None, exchange.head)
-    return owner.heard[exchange], outcome, error, chunks, body, seen
+    return owner.heard[exchange], outcome, error, chunks, counts, seen
 
 
 @needs_compiled
@@ -258,6 +279,71 @@ def test_whole_chunks_are_read_without_the_connection() -> None:
             assert stream.exchange.last_read is not None
             assert before <= stream.exchange.last_read <= after
             assert lag is None or t + lag == stream.exchange.last_read
+
+
+def read_in_c(owner: Owner, count: int) -> None:
+    """Look until the reader itself has read so many sockets that were ready."""
+    deadline, reads = time.monotonic() + LONG_S, 0
+    while reads < count:
+        assert time.monotonic() < deadline
+        owner.look(NS_PER_MS)
+        reads += owner.reader.reads
+    assert owner.reads_in_python == 0
+
+
+def test_tokens_are_a_run_that_stands_behind_all_that_came_before_it() -> None:
+    with armed() as (owner, (stream,)):
+        exchange = stream.exchange
+        stream.server.sendall(framed(EVENT) * 3)
+        read_in_c(owner, 1)
+        assert not owner.pieces
+        assert exchange.run is not None
+        assert len(exchange.run) == 3
+        assert exchange.token_seen
+        stream.server.sendall(framed(b": comment\n\n") + framed(EVENT))
+        read_in_c(owner, 1)
+        assert [len(data) for *_, data in owner.pieces] == [3, len(b": comment\n\n")]
+        assert len(exchange.run) == 1
+        owner.backlog.finish(exchange, now_ns())
+        assert exchange.run is None
+        assert [data is None or len(data) for *_, data in owner.pieces][2:] == [1, True]
+
+
+def test_an_event_is_no_token_while_the_one_before_it_is_incomplete() -> None:
+    with armed() as (owner, (stream,)):
+        for data in (framed(EVENT), framed(b"data: x"), framed(EVENT), framed(EVENT)):
+            stream.server.sendall(data)
+            read_in_c(owner, 1)
+        kept = [len(data) if not isinstance(data, bytes) else data for *_, data in owner.pieces]
+        assert kept == [1, b"data: x", EVENT]
+        assert stream.exchange.run is not None
+        assert len(stream.exchange.run) == 1
+
+
+def test_a_run_goes_on_over_a_read_that_was_left_to_the_connection_and_gave_nothing() -> None:
+    with armed() as (owner, (stream,)):
+        stream.server.sendall(framed(EVENT))
+        read_in_c(owner, 1)
+        run, fd = stream.exchange.run, next(iter(owner.poller.handlers))
+        owner.reader.disarm(fd)
+        owner.reader.arm(fd, stream.connection, stream.exchange, True, True)
+        stream.server.sendall(framed(EVENT))
+        read_in_c(owner, 1)
+        assert stream.exchange.run is run
+        assert run is not None
+        assert len(run) == 2
+
+
+@pytest.mark.parametrize("kind", [b"application/json", b"text/plain"])
+def test_an_answer_that_is_no_event_stream_has_no_run(kind: bytes) -> None:
+    with streams(1) as (owner, (stream,)):
+        stream.server.sendall(HEAD.replace(b"text/event-stream", kind) + framed(EVENT))
+        owner.look_until(1)
+        owner.reads_in_python = 0
+        stream.server.sendall(framed(EVENT))
+        read_in_c(owner, 1)
+        assert [data for *_, data in owner.pieces] == [EVENT, EVENT]
+        assert stream.exchange.run is None
 
 
 @pytest.mark.parametrize(
@@ -320,13 +406,13 @@ def test_a_stamp_that_cannot_be_true_is_left_to_the_clock(step: int, monkeypatch
 
 def test_an_error_of_a_read_is_the_connections_to_tell() -> None:
     class Told:
-        last, last_read = 0, None
+        last, last_read, run = 0, None, None
         taken: OSError | None = None
 
     owner, told = Owner(), Told()
     ours, theirs = os.pipe()  # ready, but nothing that recvmsg can read
     owner.poller.add(ours, 1, Connection(owner, (0, None), None, ""))
-    owner.reader.arm(ours, told, told)
+    owner.reader.arm(ours, told, told, True, True)
     os.write(theirs, b"x")
     assert owner.reader.gather(0, 0, 0, 0, NEVER_NS, NEVER_NS) == [(ours, 1)]
     assert isinstance(told.taken, OSError)
@@ -349,7 +435,7 @@ def test_a_closed_connections_descriptor_may_be_used_again() -> None:
         while new.exchange not in owner.heard:
             owner.look(NS_PER_MS)
         assert "status line" in owner.heard[new.exchange]
-        assert not owner.pieces
+        assert [data for *_, data in owner.pieces] == [None]
         new.server.close()
 
 
@@ -438,7 +524,7 @@ def test_connections_that_are_closed_under_a_round_are_not_read() -> None:
         streams_by_connection = {stream.connection: stream for stream in made}
         for fd, connection in owner.poller.handlers.items():
             assert isinstance(connection, Connection)
-            owner.reader.arm(fd, connection, streams_by_connection[connection].exchange)
+            owner.reader.arm(fd, connection, streams_by_connection[connection].exchange, True, True)
         for stream in made:
             stream.server.sendall(framed(b"x") + framed(b"y"))
         wait_for_data(made)

@@ -1,21 +1,14 @@
 /* A run of ordinary tokens: the compiled half of run.py, which says what it is for. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "run.h"
 
 #include "event.h"
 
 /* Counts are -1 where they were not told, and so is the lag of an arrival without a stamp. */
-typedef struct {
+struct Token {
     int64_t t, lag;
     int32_t size, ids, used, prompt;
-} Token;
-
-typedef struct {
-    PyObject_HEAD
-    Token *tokens;
-    Py_ssize_t length, room;
-} Run;
+};
 
 static int number_of(PyObject *object, int64_t *number) {
     *number = object == Py_None ? -1 : PyLong_AsLongLong(object);
@@ -26,26 +19,33 @@ static PyObject *object_of(int64_t number) {
     return number < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(number);
 }
 
-/* take(t, lag, data): is this an ordinary event? Then it is kept. */
-static PyObject *run_take(Run *self, PyObject *const *args, Py_ssize_t count) {
-    int64_t t, lag;
+int run_add(Run *self, int64_t t, int64_t lag, const char *data, Py_ssize_t size) {
     Found found;
-    if (count != 3) return PyErr_Format(PyExc_TypeError, "take() takes 3 arguments, not %zd", count);
-    if (!PyBytes_Check(args[2])) return PyErr_Format(PyExc_TypeError, "bytes are taken, not %.100s", Py_TYPE(args[2])->tp_name);
-    Py_ssize_t size = PyBytes_GET_SIZE(args[2]);
-    if (size > INT32_MAX || !ordinary(PyBytes_AS_STRING(args[2]), size, &found)) Py_RETURN_FALSE;
-    if (!number_of(args[0], &t) || !number_of(args[1], &lag)) return NULL;
+    if (size > INT32_MAX || !ordinary(data, size, &found)) return 0;
     if (self->length == self->room) {
         Py_ssize_t room = 2 * self->room + 32;
         Token *tokens = PyMem_Realloc(self->tokens, room * sizeof(Token));
-        if (!tokens) return PyErr_NoMemory();
+        if (!tokens) {
+            PyErr_NoMemory();
+            return -1;
+        }
         self->tokens = tokens;
         self->room = room;
     }
     self->tokens[self->length++] = (Token){
         .t = t, .lag = lag, .size = size - BEFORE - AFTER, .ids = found.ids > 0 ? found.ids : -1, .used = found.used,
         .prompt = found.prompt};
-    Py_RETURN_TRUE;
+    return 1;
+}
+
+/* take(t, lag, data): is this an ordinary event? Then it is kept. */
+static PyObject *run_take(Run *self, PyObject *const *args, Py_ssize_t count) {
+    int64_t t, lag;
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "take() takes 3 arguments, not %zd", count);
+    if (!PyBytes_Check(args[2])) return PyErr_Format(PyExc_TypeError, "bytes are taken, not %.100s", Py_TYPE(args[2])->tp_name);
+    if (!number_of(args[0], &t) || !number_of(args[1], &lag)) return NULL;
+    int added = run_add(self, t, lag, PyBytes_AS_STRING(args[2]), PyBytes_GET_SIZE(args[2]));
+    return added < 0 ? NULL : PyBool_FromLong(added);
 }
 
 /* The columns of `fold`: one value a token. */
@@ -131,14 +131,5 @@ static PyType_Slot slots[] = {
     {Py_sq_length, run_length},              {0, NULL},
 };
 
-static PyType_Spec spec = {
-    .name = "harness.load._event.Run", .basicsize = sizeof(Run), .flags = Py_TPFLAGS_DEFAULT, .slots = slots};
-
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "harness.load._event", .m_size = -1};
-
-PyMODINIT_FUNC PyInit__event(void) {
-    PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec);
-    if (!made || !type || PyModule_AddObjectRef(made, "Run", type) < 0) Py_CLEAR(made);
-    Py_XDECREF(type);
-    return made;
-}
+PyType_Spec run_spec = {
+    .name = "harness.load._reader.Run", .basicsize = sizeof(Run), .flags = Py_TPFLAGS_DEFAULT, .slots = slots};
