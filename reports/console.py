@@ -78,8 +78,10 @@ def _print(data: ReportData, console: Console, width: int, report: Path | None) 
             text = f"About the sessions of {engine.label}: {'; '.join(engine.notes)}."
             console.print(Text(plain(text), style="dim"), width=width)
     if report is not None:
-        hint = f"Cells   dyno report {plain(str(report.parent))} --cells (ids, for dyno why and dyno profile)"
-        console.print(Text(hint, style="dim"), soft_wrap=True)
+        hint = f"Cells   dyno report {plain(str(report.parent))} --cells"
+        more = " (ids, for dyno why and dyno profile)"
+        shown = hint + more if len(hint + more) <= width else hint
+        console.print(Text(shown, style="dim"), soft_wrap=True)
         # Never wrapped or cut: it is there to be copied.
         console.print(Text.assemble(("Report  ", "bold"), plain(str(report))), soft_wrap=True)
 

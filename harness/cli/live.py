@@ -117,12 +117,12 @@ class LiveObserver(LineObserver):
     def session_starting(self, engine: str, block: int, log: str) -> None:
         self._cost.session_began(engine, block, time.monotonic())
         self._now.session += 1
-        self._now.idle(f"starting {engine} (log {log})" if log else f"attaching to {engine}")
+        self._now.idle(f"starting {engine}" if log else f"attaching to {engine}", log)
         self._live.start()
 
     def session_waiting(self, engine: str, elapsed_s: float, limit_s: float, phase: str) -> None:
         parts = [f"{clock(elapsed_s)} of at most {clock(limit_s)}", *([phase] if phase else [])]
-        self._now.idle(f"waiting for {engine} to be ready · {' · '.join(parts)}")
+        self._now.idle(f"waiting for {engine} to be ready · {' · '.join(parts)}", self._now.log)
 
     def session_ended(self, engine: str) -> None:
         self._cost.session_ended(time.monotonic())

@@ -27,18 +27,19 @@ class Now:
     session: int = 0
     since: float = 0.0
     what: str = ""
+    log: str = ""
     progress: CellProgress | None = None
     # (elapsed s, tokens that the server has generated) of the last few seconds of the cell
     tokens: deque[tuple[float, float]] = field(default_factory=deque)
 
-    def idle(self, what: str) -> None:
-        """Something goes on that sends no load."""
-        self.what, self.progress = what, None
+    def idle(self, what: str, log: str = "") -> None:
+        """Something goes on that sends no load; `log` is where it can be read."""
+        self.what, self.log, self.progress = what, log, None
         self.tokens.clear()
 
     def running(self, what: str, progress: CellProgress) -> None:
         """A cell has got so far."""
-        self.what, self.progress = what, progress
+        self.what, self.log, self.progress = what, "", progress
         total = progress.server.get("generation_tokens_total")
         if total is not None and (not self.tokens or self.tokens[-1][1] != total):
             self.tokens.append((progress.elapsed_s, total))
@@ -60,12 +61,21 @@ def view(now: Now, at: float, seconds_left: float | None, width: int) -> Text:
     """Where the run is, what it does, how fast, and the device where one is told of. No line is wider than `width`."""
     left = "ETA after a cell" if seconds_left is None else f"ETA {clock(seconds_left)}"
     if now.done >= now.cells:
-        left = "no ETA: what follows depends on the answers"
+        left = "no ETA: it depends on the answers"
     where = [f"cell {cells_text(now.done + 1, now.cells)}"]
     if now.sessions:
         where.append(f"session {cells_text(now.session, now.sessions)}")
     where += [f"{clock(at - now.since)} gone", left]
-    lines = [(f"{bar(_share(now))} {' · '.join(where)}", "cyan"), (now.what, "")]
+    words = " · ".join(where)
+    # The bar is shortened before a word is cut.
+    lines = [
+        (f"{bar(_share(now), max(0, min(_BAR, width - len(words) - 1)))} {words}".lstrip(), "cyan"),
+        (now.what, ""),
+    ]
+    if now.log:
+        room = width - len("log ")
+        # Its end tells which session it is of.
+        lines.append((f"log {now.log if len(now.log) <= room else '…' + now.log[1 - room :]}", "dim"))
     if now.progress is not None:
         lines.append((_speed(now, now.progress), ""))
         lines += [(device_line(name, found), "dim") for name, found in now.progress.devices.items()]
@@ -83,10 +93,10 @@ def _share(now: Now) -> float:
     return min(1.0, (now.done + inside) / now.cells) if now.cells else 0.0
 
 
-def bar(share: float) -> str:
+def bar(share: float, width: int = _BAR) -> str:
     """`━━━━━━────`."""
-    full = round(share * _BAR)
-    return "━" * full + "─" * (_BAR - full)
+    full = round(share * width)
+    return "━" * full + "─" * (width - full)
 
 
 def _speed(now: Now, progress: CellProgress) -> str:

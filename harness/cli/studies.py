@@ -65,8 +65,12 @@ def studies(
             rows = [{"name": s.name, "title": s.title, "claim": s.claim, "switch": s.switch} for s in found]
             typer.echo(to_json(rows).decode(), nl=False)
             return
+        from shutil import get_terminal_size
+        from textwrap import fill
+
+        width = get_terminal_size().columns
         for study in found:
-            typer.echo(f"{study.name:<12} {study.claim}")
+            typer.echo(fill(study.claim, width, initial_indent=f"{study.name:<12} ", subsequent_indent=" " * 13))
         return
     import logging
 

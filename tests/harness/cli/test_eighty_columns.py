@@ -37,6 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("presets",),
         ("models",),
         ("backends",),
+        ("studies", "--list"),
         ("doctor",),
         ("kv", "llama-3.1-405b", "--batch", "64"),
         ("roofline", "deepseek-v3", "--device", "h200"),

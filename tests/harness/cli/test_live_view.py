@@ -65,6 +65,29 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     now = running(replace(PROGRESS, devices={"GPU-1f3a": GPU}))
     now.what = "a label as long as a label may be " * 3
     assert all(len(line) <= width for line in lines(now, width))
+    now.idle("starting it", "runs/a-long-name-of-a-run/sessions/0007-b3-a-label-as-long-as-a-label-may-be/server.log")
+    log = lines(now, width)[-1]
+    assert log.startswith("log ")
+    assert log.endswith("server.log"), "its end is what tells it from the others"
+    assert len(log) <= width
+
+
+def test_the_bar_is_shortened_before_a_word_is_cut() -> None:
+    now = running()
+    now.done = 12
+    line = lines(now, 80)[0]
+    assert line.endswith("no ETA: it depends on the answers")
+    assert set(line.split()[0]) <= set("━─")
+    assert lines(running(), 80)[0].split()[0] == bar((2 + 3 / 12) / 12)
+    assert lines(running(), 60)[0].endswith("ETA 2:10")
+
+
+def test_the_log_of_a_start_stays_on_a_line_of_its_own_while_it_is_waited_for() -> None:
+    now = running()
+    now.idle("starting small", "runs/x/sessions/0/server.log")
+    assert lines(now)[1:] == ["starting small", "log runs/x/sessions/0/server.log"]
+    now.running("small · batch 8", PROGRESS)
+    assert not any(line.startswith("log ") for line in lines(now))
 
 
 def test_after_what_was_planned_no_total_and_no_eta_is_claimed() -> None:
