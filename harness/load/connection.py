@@ -75,6 +75,7 @@ class Connection:
         self._tls = Tls(tls, host) if tls is not None else None
         self._out: list[memoryview] = []
         self._decoder = ResponseDecoder()
+        self._answered_before = False
         self._more = False  # the last read was full, so the next may find older data
         self._state = _State.CONNECTING
         self._mask = 0
@@ -123,6 +124,7 @@ class Connection:
         """Write a request: now if the connection is open, else as soon as it is."""
         self.exchange = exchange
         self.reused = self.opened_at is not None
+        self._answered_before = self._decoder.done
         self._decoder = ResponseDecoder()
         self._out = [memoryview(head), body]
         if self._state is _State.OPEN:
@@ -289,6 +291,8 @@ class Connection:
         try:
             pieces = decoder.feed(data)
         except ProtocolError as error:
+            if self._answered_before and decoder.head is None:
+                exchange.first_byte = None  # the rest of the answer before: nothing of this one has come
             self._lost(str(error))
             return
         if exchange.head is None:

@@ -239,6 +239,29 @@ def test_a_connection_on_which_the_server_spoke_out_of_turn_is_not_used_again(tm
     assert len(server.connections) == 3
 
 
+@pytest.mark.usefixtures("late_breaks_too")
+@pytest.mark.parametrize("rest", [b"0\r\n\r\n", b"data: late\n\n\r\n\r\n", b"}HTTP/1.1 200 OK\r\n\r\n"])
+def test_what_is_left_of_an_answer_is_not_taken_for_the_next_ones(rest: bytes, tmp_path: Path) -> None:
+    used: set[int] = set()
+
+    def script(request: Received) -> list[Step]:
+        """A server whose answer goes on after its end, so late that the next request is on its way already."""
+        first = request.connection not in used
+        used.add(request.connection)
+        return full_answer() if first else [Write(rest), *full_answer()]
+
+    with FakeServer(script) as server:
+        ran = run_load(server.url, tmp_path, requests=4)
+    assert ran.outcomes == ["ok"] * 4
+    assert (ran.client.counts.retries, len(server.connections)) == (3, 4)
+
+
+def test_what_is_no_http_is_the_failure_of_a_connections_first_request(tmp_path: Path) -> None:
+    with FakeServer([Write(b"0\r\n\r\n")]) as server:
+        ran = run_load(server.url, tmp_path)
+    assert (ran.outcomes, ran.client.counts.retries, len(server.requests)) == (["reset"], 0, 1)
+
+
 def test_a_streamed_body_with_a_length(tmp_path: Path) -> None:
     payload = text_event("a", "length") + usage_event(4) + DONE
     with FakeServer([head(chunked=False, content_length=len(payload)), *split(payload, 7)]) as server:
