@@ -43,7 +43,11 @@ def regress(
     ] = None,
     confidence: Annotated[str, typer.Option(metavar="95%", help="That of each interval.")] = "95%",
     confirm: Annotated[
-        bool, typer.Option("--confirm", help="Measure what is worse at first sight again, in new sessions.")
+        bool,
+        typer.Option(
+            "--confirm",
+            help="Measure what is worse at first sight again, in new sessions; without it that is inconclusive.",
+        ),
     ] = False,
     confirmation: Annotated[
         Path | None,
