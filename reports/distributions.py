@@ -49,7 +49,8 @@ def _spread_figure(
                     missing.append(f"{point.label}: fewer than two requests tell")
                 marks.append(mark)
             colour = labels.index(line.engine) if len(labels) > 1 else workload.index
-            series.append(Series(line.engine, colour, workload.index, "points", marks))
+            # A panel is of one workload: here the shape tells engines apart, as the colour does.
+            series.append(Series(line.engine, colour, colour, "points", marks))
         if any(m for s in series for m in s.marks):
             panels.append(Panel(workload.label, series))
     if not panels:
@@ -70,7 +71,7 @@ def _spread_figure(
         wide=True,
         detail=True,
     )
-    keys = [Key(label, i, -1, "line") for i, label in enumerate(labels)] if len(labels) > 1 else []
+    keys = [Key(label, i, i, "points") for i, label in enumerate(labels)] if len(labels) > 1 else []
     keys += suspect_key(panels)
     return Figure(spec, realised_axis(data), log_where_wide(spec.y_axis, panels), panels, keys, missing)
 
@@ -116,6 +117,7 @@ def _ecdf(times: CellTimes, id_: str, short: str, spread: Spread) -> Figure | No
         Axis(f"{short}, ms"),
         Axis("% of the requests at or below", ends=100.0),
         (),
+        label_points=True,
     )
     series = [Series("", 0, 0, "steps", steps), Series("", 0, 0, "points", read)]
     return Figure(spec, spec.x_axis, spec.y_axis, [Panel(f"n = {spread.n:,}", series)], [], [])

@@ -30,12 +30,12 @@ _STYLE = (
     ".guide{stroke:#555d66;stroke-dasharray:1 3}.curve{fill:none;stroke-width:2.2}.whisker{stroke-width:1.6;fill:none}"
     ".curve.ghost{stroke-width:1.8;stroke-dasharray:1 4.5;stroke-linecap:round}.curve.ceiling{stroke:#555d66;stroke-width:1.6}"
     ".curve.front{stroke:#555d66;stroke-width:7;stroke-opacity:.22}.curve.thin{stroke-width:1.5}.hit,.cursor{fill:none;stroke:none}"
-    ".dot{stroke:#fff}.hatch{fill:none;stroke-width:1.1}.dot.hollow{fill:#fff;stroke-width:2}.steady{fill:#0a5c93;fill-opacity:.07}"
+    ".dot{stroke:#fff}.hatch{fill:none;stroke-width:1.1}.dot.hollow{fill:#fff;stroke-width:2}.ring{fill:none;stroke-width:2}.steady{fill:#0a5c93;fill-opacity:.07}"
     ".waits{fill:#555d66}.queues{fill:#555d66;fill-opacity:.42}.prefills{fill:#c8500a;fill-opacity:.55}.decodes{fill:#0067a5}"
     ".failed-bar .prefills,.failed-bar .decodes{fill:#a3231b;fill-opacity:1}"
     ".piece{stroke:#fff}.lost .piece{fill:#a3231b}text.inside{fill:#fff;font-size:11.5px}.pale text.inside{fill:#1b1f24}"
     + "".join(
-        f".c{i} .curve:not(.front):not(.ceiling),.c{i} .whisker,.c{i} .hatch,.c{i} .dot.hollow,.c{i}.swatch .curve{{stroke:{c}}}"
+        f".c{i} .curve:not(.front):not(.ceiling),.c{i} .whisker,.c{i} .hatch,.c{i} .dot.hollow,.ring.c{i},.c{i}.swatch .curve{{stroke:{c}}}"
         f".c{i} .dot:not(.hollow),.c{i} .piece,.c{i} .bar-piece.hollow,text.c{i}{{fill:{c}}}"
         f".c{i} .band,.c{i} .box{{fill:{c};fill-opacity:.22}}"
         for i, c in enumerate(_PALETTE[:COLOURS])

@@ -11,7 +11,7 @@ REALISED = Axis("realised batch (requests running together)", log=2)
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One measure drawn in a panel: `line` (dash by workload), `ghost` (thin, dotted) or `points`."""
+    """One measure drawn in a panel: `line` (dashed as its colour is), `ghost` (thin, dotted) or `points`."""
 
     measure: str
     style: str = "line"

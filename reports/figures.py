@@ -103,7 +103,8 @@ def build_figures(data: ReportData) -> list[Figure]:
 
 
 def line_style(line: Line, data: ReportData) -> tuple[int, int]:
-    """(colour, shape): colour tells engines apart where there are several, else lengths; the shape always tells lengths."""
+    """(colour, shape): colour, and the dash of a line with it, tells engines apart where there are several, else lengths; the
+    shape of marks always tells lengths."""
     engines = [e.label for e in data.engines]
     colour = engines.index(line.engine) if len(engines) > 1 else line.workload.index
     return colour, line.workload.index
@@ -139,7 +140,7 @@ def _figure(spec: FigureSpec, data: ReportData) -> Figure:
     if any(s.style == "front" for panel in panels for s in panel.series):
         band = "The pale band joins the points that no other of their workload beats in both."
         spec = replace(spec, reading=f"{spec.reading} {band}")
-    notes = [f"{why}: {_enumerate(labels)}" for why, labels in missing.items()]
+    notes = [f"{why}: {enumerate_labels(labels)}" for why, labels in missing.items()]
     x_axis = realised_axis(data) if spec.x == "batch_realised" else spec.x_axis
     return Figure(spec, x_axis, y_axis, panels, keys, notes)
 
@@ -190,18 +191,20 @@ def _panel_title(panel: PanelSpec, data: ReportData) -> str:
 
 
 def _keys(spec: FigureSpec, data: ReportData) -> list[Key]:
-    """The legend: with several engines one entry an engine (colour) and one a length (dash and marker), else one a line."""
+    """The legend: with several engines one entry an engine (colour and dash; none where each has a panel of its name) and
+    one a length (marker), else one a line."""
     layers = [layer for panel in spec.panels for layer in panel.layers if layer.words]
     style = "points" if layers else "line"
     if len(data.engines) > 1:
-        keys = [Key(e.label, i, -1, "line") for i, e in enumerate(data.engines)]
-        keys += [Key(w.label, -1, w.index, style) for w in data.workloads] if len(data.workloads) > 1 else []
+        keys = [] if spec.by_engine else [Key(e.label, i, -1, "line") for i, e in enumerate(data.engines)]
+        keys += [Key(w.label, -1, w.index, "points") for w in data.workloads] if len(data.workloads) > 1 else []
     else:
         keys = [Key(line_name(x, data), *line_style(x, data), style) for x in data.lines]
     return keys + [Key(x.words, -1, 0, x.style) for x in layers]
 
 
-def _enumerate(labels: Iterable[str]) -> str:
+def enumerate_labels(labels: Iterable[str]) -> str:
+    """The first of them, and how many more."""
     found = list(dict.fromkeys(labels))
     return "; ".join(found[:6]) + (f"; and {len(found) - 6} more" if len(found) > 6 else "")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reports.figure_specs import FigureSpec
-from reports.figures import Figure, Key, Mark, Panel, Series, realised_axis, suspect_key
+from reports.figures import Figure, Key, Mark, Panel, Series, enumerate_labels, realised_axis, suspect_key
 from reports.scales import Axis
 from results.report_data import ReportData
 from results.report_format import listed, plural, size
@@ -79,8 +79,8 @@ def memory_figure(data: ReportData) -> Figure | None:
         "memory-parts",
         "Where the memory is",
         "Each bar is one load, at its most. Weights stay as they are; what grows with the batch is the KV cache. The dotted line is "
-        "weights and the KV cache that the formula predicts: bars of the second kind should end on it. Reserved KV without tokens "
-        "is what paging is there to avoid.",
+        "weights and the KV cache that the formula predicts: KV that holds tokens should end on it. Reserved KV without tokens is what "
+        "paging is there to avoid. From the bottom up, pieces stand in the legend's order.",
         "",
         realised_axis(data),
         Axis(unit),
@@ -145,11 +145,13 @@ def _piece(point: Point, x: float, low: float, high: float, words: str) -> Mark:
 
 
 def _missing(lines: list[Line]) -> list[str]:
-    """Which parts are not known, said once for each engine."""
+    """Which cells do not count, and which parts of the others are not known, said once for each engine."""
     found: dict[str, list[str]] = {}
+    invalid = [point.label for line in lines for point in line.points if point.verdict == "INVALID"]
     for line in lines:
-        for point in line.points:
+        for point in (p for p in line.points if p.verdict != "INVALID"):
             for at, part in enumerate(memory_parts(point)):
                 if part is None and line.engine not in found.setdefault(_WORDS[at], []):
                     found[_WORDS[at]].append(line.engine)
-    return [f"{words} not known of {', '.join(engines)}" for words, engines in found.items()]
+    unknown = [f"{words} not known of {', '.join(engines)}" for words, engines in found.items()]
+    return [*([f"INVALID, left out: {enumerate_labels(invalid)}"] if invalid else []), *unknown]

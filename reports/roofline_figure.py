@@ -37,7 +37,7 @@ _SPEC = FigureSpec(
     "Roofline: what the steps did under the measured ceilings",
     "The slope is the memory's ceiling, the roof that of arithmetic, both measured right before the run. A mark close under the slope "
     "reads memory as fast as it can; one close under the roof computes as fast as it can; one far below both waits for something "
-    "else. FLOPs and bytes are worked out from what each step held; seconds are measured.",
+    "else. Lines join the loads, smallest first. FLOPs and bytes are worked out from what each step held; seconds are measured.",
     "",
     _X,
     _Y,
@@ -56,7 +56,7 @@ def roofline_figure(data: ReportData) -> Figure | None:
         for part in _PARTS:
             marks: list[Mark | None] = [_mark(point, part) for point in line.points]
             if any(marks):
-                series.append(Series(line.label, colour, part.shape, "points", marks))
+                series.append(Series(line.label, colour, part.shape, "line", marks))
         missing += [
             f"{p.label}: {p.values['mfu'].why or 'not known'}" for p in line.points if not p.values["mfu"].known
         ]

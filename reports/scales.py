@@ -38,11 +38,16 @@ class Scale:
         return math.log(max(value, 1e-12)) if self.axis.log else value
 
     def ticks(self, most: int) -> list[float]:
-        """Round values, `most` at the most: powers of two (every other one where they crowd), 1-2-5 steps, or decades."""
+        """Round values, `most` at the most: powers of two (every other one where they crowd, with one between each where there are
+        only two), 1-2-5 steps, or decades."""
         if self.axis.log == 2:
             first, last = math.ceil(math.log2(self.low) - 1e-9), math.floor(math.log2(self.high) + 1e-9)
             every = max(1, math.ceil((last - first + 1) / most))
-            return [2.0**e for e in range(first, last + 1, every)]
+            powers = [2.0**e for e in range(first, last + 1, every)]
+            if len(powers) > 2:
+                return powers
+            between = [1.5 * 2.0**e for e in range(first - 1, last + 1)]
+            return sorted([*powers, *(v for v in between if self.low <= v <= self.high)])
         if self.axis.log:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             for steps in ((1, 2, 5), (1, 3), (1,)):
@@ -57,6 +62,8 @@ class Scale:
         """A tick in as few characters as its meaning needs."""
         if self.axis.binary:
             return size(tick).replace(".0 ", " ").replace(".00 ", " ")
+        if tick >= 1e6:
+            return f"{count(tick / 1e6)} M"
         return count(tick) if tick >= 1 or tick == 0 else f"{tick:.3g}"
 
 

@@ -46,7 +46,9 @@ def draw_panel(figure: Figure, panel: Panel, frame: Frame, end_labels: bool) -> 
     )
     parts = [_axes(figure, panel, frame, x, y), *(_guide(frame, y, v, text) for v, text in panel.guides)]
     parts += [_curve(s, x, y) for s in panel.series]
-    parts += [_mark(m, s, x, y) for s in panel.series if s.style not in CURVES for m in s.marks if m is not None]
+    drawn = [(m, s) for s in panel.series if s.style not in CURVES for m in s.marks if m is not None]
+    parts += [_mark(m, s, x, y) for m, s in drawn]
+    parts += [_ring(m, s, x, y) for m, s in drawn if m.hollow and s.style not in BARS]
     if figure.spec.label_points:
         parts.append(_point_labels(panel.points, x, y))
     if end_labels:
@@ -77,7 +79,7 @@ def draw_key(key: Key) -> Markup:
     colour = f"c{key.colour % COLOURS}" if key.colour >= 0 else "cx"
     line = ""
     if key.style == "line":
-        line = f'<path class="curve" d="M1 7H33"{_dash(max(key.shape, 0))}/>'
+        line = f'<path class="curve" d="M1 7H33"{_dash(max(key.colour, 0))}/>'
     elif key.style in CURVES:
         line = f'<path class="curve {key.style}" d="M1 7H33"/>'
     hollow = " hollow" if key.hollow else ""
@@ -142,7 +144,7 @@ def _curve(series: Series, x: Scale, y: Scale) -> str:
     if series.style == "ghost" and len(known) == 1:
         # A line of one point is a dash through it, wider than a bar.
         path = [f"M{x(known[0].x) - _LONE:.1f} {y(known[0].y):.1f}h{2 * _LONE}"]
-    style = f' class="curve {series.style}"' if series.style in CURVES else f' class="curve"{_dash(series.shape)}'
+    style = f' class="curve {series.style}"' if series.style in CURVES else f' class="curve"{_dash(series.colour)}'
     name = _roof_name(series, x, y) if series.style == "ceiling" and series.name else ""
     return f'<g class="c{series.colour % COLOURS}"><path{style} d="{"".join(path)}"/>{name}</g>' if path else ""
 
@@ -169,6 +171,12 @@ def _mark(mark: Mark, series: Series, x: Scale, y: Scale) -> str:
         f'<path class="dot{hollow}" d="{_shape(series.shape, at_x, at_y)}"/>'
         f'<circle class="hit" cx="{at_x:.1f}" cy="{at_y:.1f}" r="12"/></g>'
     )
+
+
+def _ring(mark: Mark, series: Series, x: Scale, y: Scale) -> str:
+    """The outline of a SUSPECT mark once more, over all marks: none that lies on it hides the doubt."""
+    outline = _shape(series.shape, x(mark.x), y(mark.y))
+    return f'<path class="ring c{series.colour % COLOURS}" d="{outline}"/>'
 
 
 def _bar(mark: Mark, series: Series, at: float, y: Scale) -> str:
@@ -212,7 +220,8 @@ def _point_labels(marks: Sequence[Mark], x: Scale, y: Scale) -> str:
     placed: list[tuple[float, float]] = []
     parts = []
     for mark, (dot_x, dot_y) in sorted(zip(marks, dots, strict=True), key=lambda pair: pair[1][1]):
-        left, base, width = dot_x + 8, dot_y - 7, 7.0 * len(mark.label)
+        # Not so high that it runs into the name of the axis.
+        left, base, width = dot_x + 8, max(dot_y - 7, y.stop + 6), 7.0 * len(mark.label)
         free = all(abs(left - px) > 20 or abs(base - py) > 13 for px, py in placed)
         if free and not any(left - 5 < dx < left + width + 5 and base - 14 < dy < base + 4 for dx, dy in dots):
             placed.append((left, base))
@@ -246,8 +255,9 @@ def _short(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def _dash(shape: int) -> str:
-    dash = DASHES[shape % len(DASHES)]
+def _dash(colour: int) -> str:
+    """Each colour has its dash, so that lines are told apart where colours are not."""
+    dash = DASHES[colour % len(DASHES)]
     return f' stroke-dasharray="{dash}"' if dash else ""
 
 

@@ -51,3 +51,17 @@ def test_of_a_long_table_the_first_rows_are_shown_and_all_of_them_when_asked_for
     assert rows.count() == 15
     assert page.locator("#matrix .show-all").count() == 0
     assert open_page(many, java_script_enabled=False).page.locator("#matrix tbody tr:visible").count() == 15
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_numbers_of_seven_digits_stay_inside_their_card(many: Path, open_page: Open, width: int) -> None:
+    page = open_page(many, width).page
+    out = page.evaluate(
+        """() => [...document.querySelectorAll('figure')].flatMap((f) => {
+          const card = f.getBoundingClientRect();
+          return [...f.querySelectorAll('.plot text')].map((t) => [t.textContent, t.getBoundingClientRect()])
+            .filter(([, b]) => b.width && (b.left < card.left || b.right > card.right)).map(([text]) => `${f.id}: ${text}`);
+        })"""
+    )
+    assert out == []
+    assert page.locator("#figure-ttft .plot:visible .tick", has_text="1 M").count() > 0

@@ -134,7 +134,7 @@ def test_colours_of_one_engine_s_roofline_are_in_its_legend(tmp_path: Path) -> N
     figure = roofline_figure(data_of(tmp_path, [with_ceilings(c) for c in grid(batches=(1,), input_lens=(128, 512))]))
     assert figure
     assert [(k.text, k.colour) for k in figure.keys][:2] == [("128 in / 64 out", 0), ("512 in / 64 out", 1)]
-    assert {s.colour for s in figure.panels[0].series if s.style == "points"} == {0, 1}
+    assert {s.colour for s in figure.panels[0].series if s.style == "line"} == {0, 1}
 
 
 @pytest.mark.parametrize(("mbu", "too_low"), [(0.5, False), (1.58, True)])
@@ -255,3 +255,23 @@ def test_the_command_writes_the_files_and_says_that_no_browser_was_needed(tmp_pa
     assert {"throughput.svg", "spread-ttft.svg"} <= set(written)
     assert f"{len(written)} figures written" in result.output
     assert "no browser" in result.output
+
+
+def test_an_invalid_cell_is_left_out_of_the_bars_as_such_and_its_parts_are_not_called_unknown(tmp_path: Path) -> None:
+    cells = grid(batches=(1, 4), input_lens=(128,))
+    cells[1] = flawed("INVALID", "server_died")(cells[1])
+    figure = memory_figure(data_of(tmp_path, cells))
+    assert figure
+    assert figure.missing == [
+        "INVALID, left out: reference, 128 in / 64 out, batch 4",
+        "rest of the server's memory not known of reference",
+    ]
+
+
+def test_each_engine_s_marks_of_the_roofline_are_joined_by_a_dash_of_its_own(tmp_path: Path) -> None:
+    cells = [with_ceilings(c) for c in grid(("one", "two"), batches=(1, 4), input_lens=(128,))]
+    figure = roofline_figure(data_of(tmp_path, cells))
+    assert figure
+    (picture,) = pictures([figure])
+    dashes = re.findall(r'<g class="c(\d)"><path class="curve"( stroke-dasharray="[^"]+")? d=', str(picture.wide[0]))
+    assert set(dashes) == {("0", ""), ("1", ' stroke-dasharray="7 4"')}
