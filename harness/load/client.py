@@ -1,8 +1,9 @@
 """The client's loop: one thread, one poller, and nothing but framing while answers come in.
 
-Every read is kept with its arrival in a backlog. Server-sent events are parsed from it in slices of half a millisecond,
-when the sockets have been quiet for a moment or when the backlog is long. So memory stays bounded, a burst is read before
-it is parsed, and the loop wakes up less often than tokens come: what it reads late still has the kernel's stamp.
+Every read is kept with its arrival in a backlog, but for ordinary tokens, which the compiled reader keeps as numbers. Events are
+parsed from the backlog in slices of half a millisecond, when the sockets have been quiet for a moment or when it is long. So
+memory stays bounded, a burst is read before it is parsed, and the loop wakes up less often than tokens come: what it reads
+late still has the kernel's stamp.
 """
 
 from __future__ import annotations
