@@ -11,6 +11,8 @@ from typing import Any
 
 SWITCH = "DYNO_LOAD_CLIENT"
 PARTS = ("reader",)
+# What Python sees of them; one that was compiled from other sources is not used.
+FORM = 2
 # Parts that are there and could not be loaded, and why: Python does their work then, at a higher price, and it has to be told.
 not_loaded: dict[str, str] = {}
 
@@ -20,9 +22,13 @@ def compiled(name: str) -> Any | None:
     if os.environ.get(SWITCH) == "python":
         return None
     try:
-        return import_module(f"harness.load._{name}")
+        part = import_module(f"harness.load._{name}")
     except ModuleNotFoundError:
         return None
     except ImportError as error:
         not_loaded[name] = str(error)
         return None
+    if getattr(part, "form", None) != FORM:
+        not_loaded[name] = "it was compiled from other sources than these"
+        return None
+    return part

@@ -22,6 +22,7 @@
 #include <time.h>
 
 enum {
+    FORM = 2,           /* of what Python sees of it, as in compiled.py */
     STAMP = 35,         /* SO_TIMESTAMPNS, and the type of its control message, as in stamps.py */
     EVENTS = 4096,      /* reported by one look */
     LOOK_AFTER = 16,    /* sockets are read before it is seen whether a request has become due */
@@ -423,7 +424,7 @@ PyMODINIT_FUNC PyInit__reader(void) {
     if (!name_last || !name_last_read || !name_run || !name_taken || !run_type) return NULL;
     PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec), *name = PyUnicode_FromString("compiled");
     if (!made || !type || !name || PyObject_SetAttrString(type, "name", name) < 0
-        || PyModule_AddObjectRef(made, "Reader", type) < 0 || PyModule_AddObjectRef(made, "Run", run_type) < 0)
+        || PyModule_AddIntConstant(made, "form", FORM) < 0 || PyModule_AddObjectRef(made, "Reader", type) < 0 || PyModule_AddObjectRef(made, "Run", run_type) < 0)
         Py_CLEAR(made);
     Py_XDECREF(type);
     Py_XDECREF(name);

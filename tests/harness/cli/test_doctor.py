@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness import doctor as doctor_module
-from harness.load.compiled import PARTS, SWITCH
+from harness.load.compiled import FORM, PARTS, SWITCH
 from tests.harness.cli.conftest import Result
 from tests.waiting import LONG_S
 
@@ -129,7 +129,9 @@ def test_a_part_of_the_load_client_that_is_missing_or_cannot_be_loaded_is_told(
 ) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     for part in PARTS:
-        monkeypatch.setitem(sys.modules, f"harness.load._{part}", ModuleType(part))
+        here = ModuleType(part)
+        monkeypatch.setattr(here, "form", FORM, raising=False)
+        monkeypatch.setitem(sys.modules, f"harness.load._{part}", here)
     assert rows(dyno)["load client"]["found"] is True
     monkeypatch.setitem(sys.modules, "harness.load._reader", None)  # as where it was never compiled
     row = rows(dyno)["load client"]

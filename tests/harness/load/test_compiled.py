@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -58,3 +59,9 @@ def test_a_part_that_is_there_and_cannot_be_loaded_is_told(monkeypatch: pytest.M
     assert compiled("reader") is None
     assert list(parts.not_loaded) == ["reader"]
     assert str(broken) in parts.not_loaded["reader"]
+
+
+def test_a_part_that_was_compiled_from_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "harness.load._reader", ModuleType("_reader"))
+    assert reader_used() == "python"
+    assert "other sources" in parts.not_loaded["reader"]
