@@ -13,11 +13,23 @@ import pytest
 
 from backends import keeper
 from backends.base import LaunchPlan
+from backends.installed import installed_version
 from backends.ports import free_port, port_is_free
 from backends.process import ServerProcess
+from backends.vllm_version import find_build
 from tests.waiting import LONG_S
 
 FAKE = Path(__file__).parents[1] / "servers" / "engine_fake.py"
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew() -> Iterator[None]:
+    """What a process keeps of a command's version is neither that of another test's environment nor left to the next."""
+    for kept in (installed_version, find_build):
+        kept.cache_clear()
+    yield
+    for kept in (installed_version, find_build):
+        kept.cache_clear()
 
 
 @contextmanager

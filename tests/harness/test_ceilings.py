@@ -13,6 +13,7 @@ from harness.ceilings_probe import fp8_gemm, together, tries
 from results.ceilings import ceilings_of
 from results.errors import EnvironmentProblemError
 from results.store import RunWriter
+from tests.waiting import LONG_S
 
 
 def test_the_best_and_the_median_of_as_many_tries_as_fit() -> None:
@@ -42,7 +43,8 @@ def test_an_fp8_product_is_measured_where_torch_has_one(monkeypatch: pytest.Monk
     assert fp8_gemm("cpu", 64, 0.01) == {}
 
 
-def test_this_machine_has_ceilings_with_one_thread_and_with_all() -> None:
+def test_this_machine_has_ceilings_with_one_thread_and_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "_LIMIT_S", LONG_S)
     found = ceilings.measure_ceilings(0.02)
     one = ceilings_of({"ceilings": found}, 1, "cpu")
     assert one is not None

@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 
 from harness.cli.values import engine_fields, positive_ints
+from harness.models import fetch
 from results.errors import UnknownNameError, UsageError
 
 DATA = Path(__file__).parents[2] / "data" / "workloads"
 SWEEP = ("sweep", "--backend", "reference", "--model", "random-tiny", "--batch", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built() -> None:
+    """The model of the mistakes is in the cache: a command that had to build it first, or to wait for who does, would say so."""
+    fetch("random-tiny")
 
 
 @pytest.mark.parametrize(

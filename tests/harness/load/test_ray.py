@@ -25,7 +25,7 @@ from tests.harness.load.test_workers import STUCK, until
 from tests.servers.openai_fake import FakeServer
 from tests.servers.openai_fake_steps import Received, Step, full_answer
 from tests.servers.openai_fake_tokens import TokenSchedule
-from tests.waiting import LONG_S
+from tests.waiting import LONG_S, wait_until
 
 # Not 127.0.0.1, which Ray takes for the machine's own address.
 FIRST, SHIFTED, DOOMED = "127.0.0.2", "127.0.0.3", "127.0.0.4"
@@ -106,7 +106,7 @@ def test_events_of_two_nodes_come_out_on_our_clock_within_the_stated_uncertainty
     # One instant for both, as well as the clocks are known.
     starts = {row["worker"]: row["intended"] for row in sorted(rows, key=lambda r: -r["queued"])}
     assert max(starts.values()) - min(starts.values()) <= sum(n["uncertainty_ms"] for n in nodes.values()) * NS_PER_MS
-    assert not load_processes()
+    wait_until(lambda: not load_processes(), "the end of the workers on their nodes")
 
 
 def test_stopping_keeps_what_was_measured_and_leaves_nothing_on_the_nodes(cluster: Any, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_stopping_keeps_what_was_measured_and_leaves_nothing_on_the_nodes(cluste
         result = load.wait(LONG_S)
     assert result.stopped
     assert result.outcomes["cancelled"] == len(rows_of(tmp_path / "cell")) == 2
-    assert not any(folder.exists() for folder in folders)
+    wait_until(lambda: not load_processes() and not any(folder.exists() for folder in folders), "clean nodes")
 
 
 def test_a_load_worker_that_is_killed_on_its_node_is_told_as_one_here_is(cluster: Any, tmp_path: Path) -> None:
