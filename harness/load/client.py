@@ -161,24 +161,24 @@ class Client:
         next_time = strategy.next_time()  # what is to be sent at a time of its own must not wait for anything here
         due = _NEVER_NS if next_time is None else next_time
         free = due - now
-        if backlog.pieces:
-            fullness = backlog.fullness
-            full, hurry = fullness >= 1, free < _ENOUGH_NS
-            quiet = 0 if full else min(_QUIET_NS, max(0, free)) if hurry else _QUIET_NS
-            rest = until = 0
-            if not full and not hurry:
-                until = min(due - _ENOUGH_NS, self._next_check, self._next_progress)
-                if self.kernel_stamps and self.counts.in_flight >= REST_STREAMS:
-                    rest = self._rest.length
-            if not self._dispatch(quiet, rest, until, due) or full:
-                # The further behind, the longer: where the machine gives too little, reads wait in the kernel, not here.
-                slice_ns = round(_PARSE_SLICE_NS * max(1.0, fullness))
-                backlog.parse(now_ns() + (slice_ns if fullness >= _OVERFULL else min(slice_ns, max(0, free))))
-        else:
+        hurry = free < _ENOUGH_NS
+        until = 0 if hurry else min(due - _ENOUGH_NS, self._next_check, self._next_progress)
+        rests = not hurry and self.kernel_stamps and self.counts.in_flight >= REST_STREAMS
+        rest = self._rest.length if rests else 0
+        if not backlog.pieces:
             soon = free <= _TIDY_NS
             left = max(0, min(self._next_check - now, self._next_progress - now, free if soon else free - _TIDY_NS))
-            if not self._dispatch(left, due=due) and not soon:
+            if not self._dispatch(left, rest, until, due) and not soon:
                 self._recorder.tidy()
+        elif (fullness := backlog.fullness) < 1:
+            quiet = min(_QUIET_NS, max(0, free)) if hurry else _QUIET_NS
+            if not self._dispatch(quiet, rest, until, due) or now_ns() >= self._next_progress:
+                backlog.parse(now_ns() + min(_PARSE_SLICE_NS, max(0, free)))
+        else:
+            self._dispatch(0, due=due)
+            # The further behind, the longer: where the machine gives too little, reads wait in the kernel, not here.
+            slice_ns = round(_PARSE_SLICE_NS * fullness)
+            backlog.parse(now_ns() + (slice_ns if fullness >= _OVERFULL else min(slice_ns, max(0, free))))
         now = now_ns()
         if now >= self._next_check:
             self._check_limits(now)

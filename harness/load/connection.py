@@ -59,8 +59,8 @@ class Connection:
     `reused` says that it was open before its request came; `opened_at` is when it became ready. Every way of ending is
     reported once to the owner's `lost`, except `close`, which is the owner's own doing.
 
-    While it is armed, the reader reads for it: it moves `last` and the exchange's `last_read` and `run` on, and leaves in
-    `taken` what it could not make sense of, or the error it met.
+    While it is armed, the reader reads for it: it moves the exchange's `last_read` and `run` on, and leaves in `taken` what it
+    could not make sense of, or the error it met, and in `last` what it stamped last.
     """
 
     def __init__(self, owner: Owner, address: Address, tls: ssl.SSLContext | None, host: str) -> None:

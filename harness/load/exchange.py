@@ -68,6 +68,11 @@ class Exchange:
         return self.run is not None or (self._parser is not None and self._parser.result.first_token is not None)
 
     @property
+    def heard(self) -> int | None:
+        """When something of the answer was last read."""
+        return self.last_read if self.run is None else self.run.read
+
+    @property
     def tokens_seen(self) -> int:
         """Generated tokens in what was parsed so far."""
         return self._parser.tokens_so_far if self._parser is not None else 0

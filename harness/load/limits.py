@@ -49,7 +49,7 @@ class Limits:
             if exchange.connect_end is not None:
                 began = None
         elif exchange.token_seen:
-            began, limit, what = exchange.last_read, self.between, "between tokens"
+            began, limit, what = exchange.heard, self.between, "between tokens"
         else:
             began, limit, what = exchange.sent, self.first_token, FIRST_TOKEN
         if began is not None and limit is not None and began + limit < best:

@@ -34,6 +34,7 @@ typedef long long ns;
 typedef struct {
     PyObject *connection, *exchange; /* NULL where the descriptor is not armed */
     Run *run;                        /* the exchange's, or NULL */
+    ns last;                         /* arrival on the connection, which never goes back */
     int events, whole;               /* its answer is an event stream, and what came so far ended with an event */
 } Armed;
 
@@ -64,6 +65,11 @@ static struct timespec timespec_of(ns time) {
     return (struct timespec){.tv_sec = time / NS_PER_S, .tv_nsec = time % NS_PER_S};
 }
 
+/* When a read was made, and when its data arrived; `late` is -1 where the kernel did not stamp it. */
+typedef struct {
+    ns now, arrived, late;
+} Stamp;
+
 /* ---- Armed descriptors ----------------------------------------------------------------------------------------- */
 
 static void disarm(Reader *self, long fd) {
@@ -86,11 +92,15 @@ static PyObject *reader_arm(Reader *self, PyObject *args) {
         self->armed = armed;
         self->descriptors = descriptors;
     }
+    PyObject *last = PyObject_GetAttr(connection, name_last);
+    ns before = last ? PyLong_AsLongLong(last) : -1;
+    Py_XDECREF(last);
+    if (before == -1 && PyErr_Occurred()) return NULL;
     PyObject *run = PyObject_GetAttr(exchange, name_run);
     if (!run) return NULL;
     if (!Py_IS_TYPE(run, (PyTypeObject *)run_type)) Py_CLEAR(run);
     disarm(self, fd);
-    self->armed[fd] = (Armed){Py_NewRef(connection), Py_NewRef(exchange), (Run *)run, events, whole};
+    self->armed[fd] = (Armed){Py_NewRef(connection), Py_NewRef(exchange), (Run *)run, before, events, whole};
     Py_RETURN_NONE;
 }
 
@@ -128,27 +138,14 @@ static int only_chunks(const char *at, const char *end) {
 }
 
 /* Leave what came of a read, or its OSError, to connection.py. `taken` is stolen, and may be NULL after an error. */
-static int hand_back(PyObject *connection, PyObject *taken) {
+static int hand_back(const Armed *armed, PyObject *taken) {
     if (!taken) return -1;
-    int failed = PyObject_SetAttr(connection, name_taken, taken);
+    PyObject *last = PyLong_FromLongLong(armed->last);
+    int failed = !last || PyObject_SetAttr(armed->connection, name_last, last) < 0
+                 || PyObject_SetAttr(armed->connection, name_taken, taken) < 0;
+    Py_XDECREF(last);
     Py_DECREF(taken);
-    return failed;
-}
-
-/* The arrival of ordinary data: never before that of the connection's last, to which it is moved. NULL after an error. */
-static PyObject *arrival(PyObject *connection, ns *arrived) {
-    PyObject *last = PyObject_GetAttr(connection, name_last);
-    if (!last) return NULL;
-    ns before = PyLong_AsLongLong(last);
-    if (before > *arrived) {
-        *arrived = before;
-        return last;
-    }
-    Py_DECREF(last);
-    if (before == -1 && PyErr_Occurred()) return NULL;
-    PyObject *t = PyLong_FromLongLong(*arrived);
-    if (t && PyObject_SetAttr(connection, name_last, t) < 0) Py_CLEAR(t);
-    return t;
+    return failed ? -1 : 0;
 }
 
 /* Tell the backlog: what came, or a run. `what` is stolen, and may be NULL after an error. */
@@ -173,37 +170,64 @@ static int end_run(Reader *self, Armed *of, PyObject *t, PyObject *lag) {
     return append(self, of->exchange, t, lag, run);
 }
 
-/* Keep the event of a token: 1 when it was one, 0 when it was not, -1 after an error. */
-static int keep_token(Armed *of, ns t, ns lag, const char *data, Py_ssize_t length) {
-    if (!of->events || !of->whole) return 0;
-    if (of->run) return run_add(of->run, t, lag, data, length);
-    Run *run = (Run *)PyObject_CallNoArgs(run_type);
+/* Keep the event of a token: 1 when it was one, 0 when it was not, -1 after an error. Nothing of Python's runs meanwhile. */
+static int keep_token(Armed *armed, const Stamp *stamp, const char *data, Py_ssize_t length) {
+    if (!armed->events || !armed->whole) return 0;
+    Run *run = armed->run ? armed->run : (Run *)PyObject_CallNoArgs(run_type);
     if (!run) return -1;
-    int kept = run_add(run, t, lag, data, length);
-    if (kept > 0 && PyObject_SetAttr(of->exchange, name_run, (PyObject *)run) < 0) kept = -1;
-    if (kept > 0) of->run = run;
+    int kept = run_add(run, stamp->arrived, stamp->late, data, length);
+    if (kept > 0) run->read = stamp->now;
+    if (armed->run) return kept;
+    if (kept > 0 && PyObject_SetAttr(armed->exchange, name_run, (PyObject *)run) < 0) kept = -1;
+    if (kept > 0) armed->run = run;
     else Py_DECREF(run);
     return kept;
 }
 
-static int keep_chunks(Reader *self, Armed *of, PyObject *t, PyObject *lag, ns arrived, ns late, Py_ssize_t got) {
-    const char *at = self->buffer, *end = at + got;
-    while (at < end) {
+/* Chunks of which the first is no token. */
+static int keep_pieces(Reader *self, Armed *of, const Stamp *stamp, const char *at, const char *end) {
+    PyObject *read = PyLong_FromLongLong(stamp->now), *t = PyLong_FromLongLong(stamp->arrived);
+    PyObject *lag = stamp->late >= 0 ? PyLong_FromLongLong(stamp->late) : Py_NewRef(Py_None);
+    int failed = !read || !t || !lag || PyObject_SetAttr(of->exchange, name_last_read, read) < 0;
+    while (at < end && !failed) {
         Py_ssize_t length = 0;
         const char *data = next_chunk(&at, end, &length);
-        int kept = keep_token(of, arrived, late, data, length);
-        if (kept < 0) return -1;
+        int kept = keep_token(of, stamp, data, length);
+        failed = kept < 0;
         if (kept) continue;
-        if (end_run(self, of, t, lag) < 0) return -1;
-        if (append(self, of->exchange, t, lag, PyBytes_FromStringAndSize(data, length)) < 0) return -1;
+        failed = end_run(self, of, t, lag) < 0
+                 || append(self, of->exchange, t, lag, PyBytes_FromStringAndSize(data, length)) < 0;
         self->size += length;
         of->whole = length >= 2 && data[length - 1] == '\n' && data[length - 2] == '\n';
     }
-    return 0;
+    Py_XDECREF(read);
+    Py_XDECREF(t);
+    Py_XDECREF(lag);
+    return failed ? -1 : 1;
+}
+
+/* The same, while Python may disarm the descriptor or arm it for others: how the exchange stands then is kept if it still can be. */
+static int hold_and_keep_pieces(Reader *self, int fd, const Stamp *stamp, const char *at, const char *end) {
+    Armed of = self->armed[fd];
+    Py_INCREF(of.connection);
+    Py_INCREF(of.exchange);
+    Py_XINCREF(of.run);
+    int done = keep_pieces(self, &of, stamp, at, end);
+    Armed *armed = &self->armed[fd];
+    if (armed->exchange == of.exchange) {
+        armed->whole = of.whole;
+        Py_XINCREF(of.run);
+        Py_XSETREF(armed->run, of.run);
+    }
+    Py_DECREF(of.connection);
+    Py_DECREF(of.exchange);
+    Py_XDECREF(of.run);
+    return done;
 }
 
 /* Read an armed descriptor: 1 when that was all, 0 when it is handed back, -1 after an error. */
-static int read_armed(Reader *self, int fd, Armed *of, ns offset) {
+static int read_armed(Reader *self, int fd, ns offset) {
+    Armed *armed = &self->armed[fd];
     union {
         struct cmsghdr header;
         char room[CMSG_SPACE(sizeof(struct timespec))];
@@ -214,31 +238,34 @@ static int read_armed(Reader *self, int fd, Armed *of, ns offset) {
     Py_ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT);
     if (got < 0) {
         if (errno == EAGAIN || errno == EINTR) return 1;
-        return hand_back(of->connection, PyObject_CallFunction(PyExc_OSError, "is", errno, strerror(errno)));
+        return hand_back(armed, PyObject_CallFunction(PyExc_OSError, "is", errno, strerror(errno)));
     }
-    ns now = clock_now(), arrived = now;
+    Stamp stamp = {.now = clock_now(), .late = -1};
+    stamp.arrived = stamp.now;
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     int stamped = header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == STAMP;
     if (stamped) {
-        struct timespec stamp;
-        memcpy(&stamp, CMSG_DATA(header), sizeof stamp);
-        arrived = stamp.tv_sec * NS_PER_S + stamp.tv_nsec - offset;
+        struct timespec time;
+        memcpy(&time, CMSG_DATA(header), sizeof time);
+        stamp.arrived = time.tv_sec * NS_PER_S + time.tv_nsec - offset;
+        stamp.late = stamp.now - stamp.arrived;
     }
-    ns late = stamped ? now - arrived : -1;
-    int possible = self->looked - self->slack <= arrived && arrived <= now;
+    int possible = self->looked - self->slack <= stamp.arrived && stamp.arrived <= stamp.now;
     if (!possible || !got || got == self->read_size || !only_chunks(self->buffer, self->buffer + got)) {
         PyObject *stamps = stamped ? Py_BuildValue("[(iiy#)]", SOL_SOCKET, STAMP, CMSG_DATA(header), (Py_ssize_t)16)
                                    : PyList_New(0);
-        return hand_back(of->connection, stamps ? Py_BuildValue("(y#NL)", self->buffer, got, stamps, now) : NULL);
+        return hand_back(armed, stamps ? Py_BuildValue("(y#NL)", self->buffer, got, stamps, stamp.now) : NULL);
     }
-    PyObject *read = PyLong_FromLongLong(now), *t = arrival(of->connection, &arrived);
-    PyObject *lag = stamped ? PyLong_FromLongLong(late) : Py_NewRef(Py_None);
-    int done = read && t && lag && PyObject_SetAttr(of->exchange, name_last_read, read) == 0
-               && keep_chunks(self, of, t, lag, arrived, late, got) == 0;
-    Py_XDECREF(read);
-    Py_XDECREF(t);
-    Py_XDECREF(lag);
-    return done ? 1 : -1;
+    armed->last = stamp.arrived = stamp.arrived > armed->last ? stamp.arrived : armed->last;
+    const char *at = self->buffer, *end = at + got;
+    while (at < end) {
+        Py_ssize_t length = 0;
+        const char *from = at, *data = next_chunk(&at, end, &length);
+        int kept = keep_token(armed, &stamp, data, length);
+        if (kept < 0) return -1;
+        if (!kept) return hold_and_keep_pieces(self, fd, &stamp, from, end);
+    }
+    return 1;
 }
 
 /* ---- Rounds ---------------------------------------------------------------------------------------------------- */
@@ -271,16 +298,6 @@ static int look(Reader *self, ns rest, ns timeout) {
     return PyErr_CheckSignals() < 0 ? -1 : ready < 0 ? 0 : ready;
 }
 
-/* How the exchange stands after a read, if the descriptor is still armed for it. */
-static void stand(Reader *self, int fd, const Armed *of) {
-    Armed *armed = &self->armed[fd];
-    if (armed->exchange != of->exchange) return;
-    armed->whole = of->whole;
-    if (armed->run == of->run) return;
-    Py_XINCREF(of->run);
-    Py_XSETREF(armed->run, of->run);
-}
-
 /* Read what is ready; what is not ordinary is added to `others`. Stops after some reads when it is `due`. -1 after an error. */
 static int read_round(Reader *self, int ready, PyObject *others, ns offset, ns due) {
     int stopped = ready == EVENTS; /* there may be more */
@@ -294,16 +311,8 @@ static int read_round(Reader *self, int ready, PyObject *others, ns offset, ns d
         int done = 0;
         self->reads++;
         if (fd < self->descriptors && self->armed[fd].connection) {
-            Armed of = self->armed[fd];
-            Py_INCREF(of.connection);
-            Py_INCREF(of.exchange);
-            Py_XINCREF(of.run);
-            if (mask == EPOLLIN) done = read_armed(self, fd, &of, offset);
+            if (mask == EPOLLIN) done = read_armed(self, fd, offset);
             if (!done) disarm(self, fd);
-            else stand(self, fd, &of);
-            Py_DECREF(of.connection);
-            Py_DECREF(of.exchange);
-            Py_XDECREF(of.run);
         }
         if (done < 0) return -1;
         if (done) continue;

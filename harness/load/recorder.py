@@ -7,6 +7,7 @@ only when they are whole.
 
 from __future__ import annotations
 
+import io
 from array import array
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class EventRecorder:
             self._request_writer = pq.ParquetWriter(self._partial_requests, REQUESTS)
         except (OSError, pa.ArrowException) as error:
             raise _error(self._partial, error) from error
+        self._practise()
 
     def _clear_requests(self) -> None:
         self._waiting = 0
@@ -132,6 +134,13 @@ class EventRecorder:
     def _write_group(self) -> None:
         if not self._t:
             return
+        try:
+            self._writer.write_table(self._group())
+        except (OSError, pa.ArrowException) as error:
+            raise _error(self._partial, error) from error
+        self._clear()
+
+    def _group(self) -> pa.Table:
         lag = np.frombuffer(self._lag, np.int64)
         tokens = np.frombuffer(self._tokens, np.int32)
         kinds = pa.array([kind.value for kind in _KINDS], pa.string())
@@ -143,12 +152,12 @@ class EventRecorder:
             pa.array(tokens, mask=tokens < 0),
             pa.array(np.frombuffer(self._bytes, np.int32)),
         ]
-        try:
-            self._writer.write_table(pa.Table.from_arrays(columns, schema=CHUNKS))
-        except (OSError, pa.ArrowException) as error:
-            raise _error(self._partial, error) from error
-        del lag, tokens, columns  # they look into the arrays
-        self._clear()
+        return pa.Table.from_arrays(columns, schema=CHUNKS)
+
+    def _practise(self) -> None:
+        """The first group takes several times as long as those after it: that is now, and not in the middle of a load."""
+        with pq.ParquetWriter(io.BytesIO(), CHUNKS, **_CHEAPLY) as writer:
+            writer.write_table(self._group())
 
     def commit(self) -> None:
         """Write what is left and give the files their names."""

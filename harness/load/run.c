@@ -2,6 +2,8 @@
 
 #include "run.h"
 
+#include <structmember.h>
+
 #include "event.h"
 
 /* Counts are -1 where they were not told, and so is the lag of an arrival without a stamp. */
@@ -126,9 +128,11 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef members[] = {{"read", T_LONGLONG, offsetof(Run, read), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+
 static PyType_Slot slots[] = {
     {Py_tp_doc, "See harness/load/run.py."}, {Py_tp_dealloc, run_dealloc}, {Py_tp_methods, methods},
-    {Py_sq_length, run_length},              {0, NULL},
+    {Py_tp_members, members},                {Py_sq_length, run_length},      {0, NULL},
 };
 
 PyType_Spec run_spec = {

@@ -11,6 +11,7 @@ typedef struct {
     PyObject_HEAD
     Token *tokens;
     Py_ssize_t length, room;
+    long long read; /* when the last of them was, by who read it */
 } Run;
 
 extern PyType_Spec run_spec;

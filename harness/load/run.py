@@ -19,7 +19,10 @@ Sums = tuple[int | None, int, int | None, int, bool, bool, int | None]
 
 
 class Run(Protocol):
-    """`take` says whether it kept what arrived at `t`; its length is how many tokens it holds."""
+    """`take` says whether it kept what arrived at `t`; its length is how many tokens it holds. `read`: when the last of them was
+    read (ns), by the compiled reader."""
+
+    read: int
 
     def take(self, t: int, lag: int | None, data: bytes) -> bool: ...
 
@@ -32,6 +35,8 @@ class Run(Protocol):
 
 class NoRun:
     """Where it is not compiled: no event is ordinary."""
+
+    read = 0
 
     def take(self, t: int, lag: int | None, data: bytes) -> bool:
         return False

@@ -275,7 +275,6 @@ def test_whole_chunks_are_read_without_the_connection() -> None:
             assert [data for _, _, data in own] == [b"%d" % number, b"again"]
             assert own[0][:2] == own[1][:2]
             t, lag = own[0][:2]
-            assert stream.connection.last == t
             assert stream.exchange.last_read is not None
             assert before <= stream.exchange.last_read <= after
             assert lag is None or t + lag == stream.exchange.last_read
@@ -300,6 +299,7 @@ def test_tokens_are_a_run_that_stands_behind_all_that_came_before_it() -> None:
         assert exchange.run is not None
         assert len(exchange.run) == 3
         assert exchange.token_seen
+        assert exchange.heard == exchange.run.read <= now_ns()
         stream.server.sendall(framed(b": comment\n\n") + framed(EVENT))
         read_in_c(owner, 1)
         assert [len(data) for *_, data in owner.pieces] == [3, len(b": comment\n\n")]
@@ -384,11 +384,18 @@ def test_after_an_unusual_read_it_is_ordinary_again() -> None:
 
 def test_an_arrival_is_never_before_the_last_on_the_connection() -> None:
     with armed() as (owner, (stream,)):
-        stream.connection.last = late = now_ns() + NS_PER_S
+        fd, late = next(iter(owner.poller.handlers)), now_ns() + NS_PER_S
+        stream.connection.last = late
+        owner.reader.arm(fd, stream.connection, stream.exchange, True, True)
         stream.server.sendall(framed(b"x"))
         owner.look_until(1)
         assert owner.reads_in_python == 0
-        assert owner.pieces[0][1] == stream.connection.last == late
+        assert owner.pieces[0][1] == late
+        stream.connection.last = 0
+        stream.server.sendall(b"5")
+        while not owner.reads_in_python:
+            owner.look(NS_PER_MS)
+        assert stream.connection.last == late, "told with what is handed back"
 
 
 @pytest.mark.usefixtures("stamping")
