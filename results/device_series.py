@@ -5,7 +5,7 @@ A reading with t0 < t1 is a mean over that interval; one with t0 == t1 holds unt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,12 +65,20 @@ class DeviceSamples:
         return [series for (owner, _), series in self.series.items() if owner == device]
 
 
+def _numbered(names: Iterable[object]) -> tuple[list[str], Ints]:
+    """The different ones in order, and the place of each among them."""
+    texts = [str(name or "") for name in names]
+    different = sorted(set(texts))
+    place = {name: number for number, name in enumerate(different)}
+    return different, np.fromiter(map(place.__getitem__, texts), np.int64, len(texts))
+
+
 def device_samples(samples: Samples, source: str) -> DeviceSamples:
     """Everything that `source` said, by (device, metric); what it said of itself stands under the device ""."""
     here = np.flatnonzero(samples.source == source)
     here = here[np.argsort(samples.t1[here], kind="stable")]
-    devices, device = np.unique([str(name or "") for name in samples.device[here]], return_inverse=True)
-    metrics, metric = np.unique(samples.metric[here].astype(str), return_inverse=True)
+    devices, device = _numbered(samples.device[here])
+    metrics, metric = _numbered(samples.metric[here])
     # Readings of one metric of one device stand together, still in the order of their time.
     pair = device * max(len(metrics), 1) + metric
     order = np.argsort(pair, kind="stable")
@@ -78,7 +86,7 @@ def device_samples(samples: Samples, source: str) -> DeviceSamples:
     series: dict[tuple[str, str], Series] = {}
     reasons: dict[tuple[str, str], str] = {}
     for code, group in zip(pairs.tolist(), np.split(here[order], begin[1:]), strict=True):
-        key = (str(devices[code // len(metrics)]), str(metrics[code % len(metrics)]))
+        key = (devices[code // len(metrics)], metrics[code % len(metrics)])
         known = group[np.isfinite(samples.value[group])]
         if len(known):
             series[key] = Series(samples.t0[known], samples.t1[known], samples.value[known])

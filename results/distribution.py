@@ -13,7 +13,12 @@ import numpy as np
 
 from results.events import Floats, Ints
 from results.statistics import CONFIDENCE, Interval
-from results.statistics_percentiles import clustered_intervals, independent_interval, percentile_interval
+from results.statistics_percentiles import (
+    clustered_intervals,
+    independent_interval,
+    percentile_interval,
+    sorted_quantile,
+)
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -52,7 +57,7 @@ def distribution(
         if not shown(n, percent):
             withheld[name] = f"needs {needed(percent)} values, there are {n}"
             continue
-        out[name] = float(np.quantile(ordered, percent / 100))
+        out[name] = sorted_quantile(ordered, percent / 100)
         if dependent:
             continue
         if percent in in_steps:

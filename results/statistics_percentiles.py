@@ -36,10 +36,17 @@ def least_effective(percent: float, confidence: float = CONFIDENCE) -> int:
     return max(LEAST_EFFECTIVE, math.ceil(math.log(tail) / math.log(max(p, 1 - p)) - 1e-9))
 
 
+def sorted_quantile(ordered: Floats, p: float) -> float:
+    """`np.quantile` of sorted values, at least one, without the price of looking for them."""
+    place = p * (len(ordered) - 1)
+    at = int(place)
+    return float(np.quantile(ordered[at : at + 2], place - at))
+
+
 def independent_interval(ordered: Floats, percent: float, confidence: float = CONFIDENCE) -> Interval:
     """The interval of a percentile of sorted values that are known (or taken) to be independent."""
     n, p = len(ordered), percent / 100
-    estimate = float(np.quantile(ordered, p)) if n else None
+    estimate = sorted_quantile(ordered, p) if n else None
     if n < least_effective(percent, confidence):
         return refusal(f"{n} values, an interval needs {least_effective(percent, confidence)}", n, confidence, estimate)
     low, high = _ends(ordered, p, float(n), confidence)
@@ -96,7 +103,7 @@ def clustered_intervals(
     found: dict[float, Interval] = {}
     for percent in percents:
         p = percent / 100
-        estimate = float(np.quantile(ordered, p))
+        estimate = sorted_quantile(ordered, p)
         depends = dependence(normal, least_effective(percent, confidence))
         if depends.refused:
             found[percent] = refusal(depends.refused.replace("values", "steps"), n, confidence, estimate)

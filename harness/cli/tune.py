@@ -96,6 +96,7 @@ def tune(
     """
     import sys
 
+    from harness.brings import check_commands
     from harness.cli.console import CalmConsole
     from harness.cli.experiment_args import SweepFlags
     from harness.cli.live import observer_for
@@ -114,6 +115,7 @@ def tune(
     )  # fmt: skip
     console = CalmConsole(stderr=as_json)
     asked = _asked(flags, vary or [], trials)
+    check_commands(asked.experiment.engines)
     ready = prepare(asked)
     folder = out or default_folder(ready)
     for note in ready.notes:

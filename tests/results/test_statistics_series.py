@@ -18,6 +18,7 @@ from results.statistics_percentiles import (
     independent_interval,
     least_effective,
     percentile_interval,
+    sorted_quantile,
 )
 from results.statistics_series import dependence, growth, scores, series_mean, trend
 
@@ -35,6 +36,12 @@ def autoregressive(phi: float, n: int, count: int, seed: int) -> Floats:
     for i in range(1, n):
         out[:, i] = phi * out[:, i - 1] + np.sqrt(1 - phi * phi) * noise[:, i]
     return out
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=30), st.floats(0, 1))
+def test_a_quantile_of_sorted_values_is_numpys(values: list[float], p: float) -> None:
+    ordered = np.sort(values)
+    assert sorted_quantile(ordered, p) == np.quantile(ordered, p)
 
 
 def covered(inside: list[bool]) -> float:

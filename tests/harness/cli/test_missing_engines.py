@@ -50,6 +50,14 @@ def test_a_sweep_starts_no_engine_where_another_is_not_installed(
         assert said.endswith(f"{step}\n")
 
 
+@pytest.mark.parametrize("dry", [("--dry-run",), ()])
+def test_a_search_starts_no_engine_either(no_vllm: Path, tiny_dir: Path, dyno: Dyno, dry: tuple[str, ...]) -> None:
+    words = ("tune", "--backend", "reference", "--backend", "vllm", "--model", str(tiny_dir), "--concurrency", "2")
+    run = dyno(*words, "--out", str(no_vllm / "run"), *dry)
+    assert (run.code, (no_vllm / "run").exists()) == (4, False)
+    assert "Engine 'vllm' cannot be started. vLLM is not installed" in run.err
+
+
 def test_a_command_that_is_not_there_is_named_with_where_it_is_set() -> None:
     engine = EngineSpec(label="mine", backend="reference", command=("/no/such/python", "-m", "x"))
     with pytest.raises(EnvironmentProblemError, match=r"'mine'.*'/no/such/python'.*DYNO_REFERENCE_COMMAND"):
