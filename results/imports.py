@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from results.aiperf_file import from_csv, from_json, is_aiperf_csv, is_aiperf_json
 from results.definitions import TOOLS
 from results.errors import UsageError
 from results.files import read_json, to_json, write_atomic
@@ -296,47 +297,14 @@ def _aiperf_load(content: Mapping[str, Any]) -> dict[str, Any]:
     return {"mode": IMPORTED}
 
 
-_CSV_NAMES = {
-    "Time to First Token": "time_to_first_token",
-    "Inter Token Latency": "inter_token_latency",
-    "Request Latency": "request_latency",
-    "Output Token Throughput Per User": "output_token_throughput_per_user",
-    "Output Token Throughput": "output_token_throughput",
-    "Request Throughput": "request_throughput",
-    "Request Count": "request_count",
-    "Error Request Count": "error_request_count",
-    "Benchmark Duration": "benchmark_duration",
-    "Total Input Sequence Length": "total_isl",
-    "Total Output Sequence Length": "total_osl",
-}
-
-
-def _aiperf_csv(rows: Sequence[Sequence[str]]) -> Imported:
-    """Its CSV has one table of distributions and one of single values; put into the form of its JSON."""
-    head = rows[0]
-    content: dict[str, Any] = {}
-    for row in rows[1:]:
-        name = _CSV_NAMES.get(row[0].partition(" (")[0]) if row else None
-        if name is None:
-            continue
-        keys = head[1:] if len(row) == len(head) else ["avg"]
-        content[name] = {key: float(value) for key, value in zip(keys, row[1:], strict=False) if value}
-    return _aiperf(content)
-
-
 def _has(*names: str) -> Callable[[Any], bool]:
     return lambda content: isinstance(content, dict) and all(name in content for name in names)
-
-
-def _is_aiperf_csv(content: Any) -> bool:
-    first = content[0] if isinstance(content, list) and content else None
-    return isinstance(first, list) and first[:2] == ["Metric", "avg"]
 
 
 _FORMATS = (
     _Format("vllm bench serve", _has("completed", "total_output_tokens"), _vllm_serve),
     _Format("vllm bench throughput", _has("elapsed_time", "num_requests", "tokens_per_second"), _vllm_throughput),
     _Format("trtllm-bench", _has("request_info", "performance"), _trtllm),
-    _Format("AIPerf", _has("time_to_first_token", "request_count"), _aiperf),
-    _Format("AIPerf", _is_aiperf_csv, _aiperf_csv),
+    _Format("AIPerf", is_aiperf_json, lambda content: _aiperf(from_json(content))),
+    _Format("AIPerf", is_aiperf_csv, lambda rows: _aiperf(from_csv(rows))),
 )

