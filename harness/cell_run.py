@@ -21,6 +21,7 @@ from harness.loads import BatchLoad
 from harness.observer import CellProgress, Observer
 from harness.session import Session
 from harness.telemetry.process import Mark
+from harness.warm_up import WarmUp
 from results.clock import now_ns
 from results.errors import DynoError, EngineError
 from results.events import write_table
@@ -75,7 +76,8 @@ def run_cell(
     warm_load = BatchLoad(batch=len(warm), waves=1)
     warm_dir, load_dir = folder / "warm-up", folder / "load"
     warm_plan = make_plan(cell, session, experiment, vocabulary, warm, warm_load, warm_dir)
-    _drive(cell, warm_plan, session, warm_dir, faults, None)
+    warmed = _drive(cell, warm_plan, session, warm_dir, faults, None)
+    warm_up = WarmUp.of(warmed, warm_dir, [fault.code for fault in faults])
     mark = session.sampler.settle()
     session.step_log.begin()
     marks: Counter[str] = Counter()
@@ -93,7 +95,7 @@ def run_cell(
             if not result.outcomes.get(Outcome.OK):
                 session.check_reachable(experiment.timeouts.connect_s)
         except CellInterruptedError as error:
-            _keep_interrupted(cell, session, store, mark, error)
+            _keep_interrupted(cell, session, store, mark, error, warm_up)
             raise
         except EngineError:
             store.set_aside(cell.id, "unreachable")
@@ -104,12 +106,12 @@ def run_cell(
     write_table(folder / "samples.parquet", SAMPLES, session.sampler.since(mark, now_ns()))
     faults += session.step_log.keep(folder)
     faults += [Fault("workload_not_as_file", words) for words in [file_words(cell.workload, marks)] if words]
-    record = _record(cell, session, result, faults)
+    record = _record(cell, session, result, faults, warm_up)
     store.commit_cell(record)
     return record
 
 
-def _record(cell: Cell, session: Session, result: LoadResult, faults: list[Fault]) -> CellRecord:
+def _record(cell: Cell, session: Session, result: LoadResult, faults: list[Fault], warm_up: WarmUp) -> CellRecord:
     return CellRecord(
         id=cell.id,
         engine=cell.engine.label,
@@ -125,6 +127,7 @@ def _record(cell: Cell, session: Session, result: LoadResult, faults: list[Fault
         client={
             "ceiling": cell_ceiling(),
             **result.client,
+            **warm_up.client_facts(result),
             "endpoint": cell.endpoint,
             "stream": cell.stream,
         },
@@ -132,7 +135,9 @@ def _record(cell: Cell, session: Session, result: LoadResult, faults: list[Fault
     )
 
 
-def _keep_interrupted(cell: Cell, session: Session, store: RunWriter, mark: Mark, error: CellInterruptedError) -> None:
+def _keep_interrupted(
+    cell: Cell, session: Session, store: RunWriter, mark: Mark, error: CellInterruptedError, warm_up: WarmUp
+) -> None:
     """What an interrupted cell measured, whole and marked as such, out of the way of the next try."""
     kept = store.set_aside(cell.id, "interrupted")
     for spent in ("warm-up", "load"):
@@ -142,7 +147,7 @@ def _keep_interrupted(cell: Cell, session: Session, store: RunWriter, mark: Mark
     write_table(kept / "samples.parquet", SAMPLES, session.sampler.since(mark, now_ns()))
     issued, ok = error.result.issued, error.result.outcomes.get(Outcome.OK, 0)
     fault = Fault("interrupted", f"{issued} requests were sent, {ok} of them answered in full before the interrupt")
-    write_atomic(kept / "cell.json", to_json(_record(cell, session, error.result, [fault]).to_dict()))
+    write_atomic(kept / "cell.json", to_json(_record(cell, session, error.result, [fault], warm_up).to_dict()))
 
 
 def nothing_sent(folder: Path) -> LoadResult:

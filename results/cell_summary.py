@@ -40,7 +40,7 @@ from results.truth_check import missing_steps
 from results.waves import wave_spread
 from results.window import Window, steady_numbers, steady_window
 
-# What the load worker counts of itself, handed on as it is.
+# What the load worker counts of itself and what was before the load, handed on as it is.
 _CLIENT_COUNTS = (
     "not_streamed",
     "retries",
@@ -55,6 +55,8 @@ _CLIENT_COUNTS = (
     "no_done",
     "proxy_used",
     "nodes",
+    "warm_up",
+    "warm_up_why",
 )
 
 

@@ -65,7 +65,8 @@ class CellRecord:
     """One committed cell: what was asked, when it ran, and what the runner saw. Numbers are computed from the events.
 
     `started` and `ended` (monotonic ns) enclose all requests of the cell, warm-up not included. `client` is what the load
-    worker says of itself: {"cpu_s", "wall_s", "receive_stamps": "kernel" | "mixed" | "read"} and counts.
+    worker says of itself: {"cpu_s", "wall_s", "receive_stamps": "kernel" | "mixed" | "read"} and counts; beside it
+    `warm_up`, {"requests", "ok", "e2e_ms_p50", "ended_before_load"}, or null and the reason in `warm_up_why`.
     """
 
     id: str

@@ -63,6 +63,8 @@ def test_ctrl_c_in_an_open_loop_of_two_workers_keeps_what_was_measured_and_marks
     answered = sum(row["outcome"] == "ok" for row in rows)
     assert answered > 0
     assert [fault["code"] for fault in record["faults"]] == ["interrupted"]
+    warm = record["client"]["warm_up"]
+    assert warm["requests"] == warm["ok"] > 0
     assert f"{len(rows)} requests were sent, {answered} of them" in record["faults"][0]["evidence"]
     assert sorted(p.name for p in aside.iterdir()) == [
         "cell.json", "chunks.parquet", "requests.parquet", "samples.parquet",
