@@ -89,7 +89,9 @@ def test_what_the_client_counts_of_itself_is_in_the_summary() -> None:
     assert told["coalesced_events"][0] == "note"
     assert told["no_kernel_stamps"] == ("note", "some chunks are stamped when the client read them")
     assert "not_streamed" not in told
-    quiet = reasons(summary_of(rows, chunks, client={"receive_stamps": "kernel", "coalesced_events": 1}))
+    few = summary_of(rows, chunks, client={"receive_stamps": "kernel", "coalesced_events": 1})
+    assert few["client"]["coalesced_events"] == 1, "too few for a reason, counted all the same"
+    quiet = reasons(few)
     often = reasons(summary_of(rows, chunks, client={"receive_stamps": "kernel", **counts, "retries": 2}))
     assert often["requests_sent_again"] == ("suspect", "2 of 20 requests")
     assert not {"requests_sent_again", "stamps_disbelieved", "coalesced_events", "no_kernel_stamps"} & set(quiet)
