@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,21 @@ def test_a_fake_of_known_schedule_is_measured_with_every_token_counted(run: Run)
     assert all(len(r.json["prompt"]) == 16 for r in measured)
     assert all(isinstance(t, int) and 0 <= t < 32_000 for p in prompts for t in p)
     assert all(r.headers["authorization"] == f"Bearer {KEY}" for r in received)
+
+
+def test_a_proxy_in_the_environment_is_never_used_and_the_cell_says_so(run: Run) -> None:
+    with FakeServer(TokenSchedule(interval_s=0.001, model="fake")) as server, socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # taken, and nobody listens there
+        proxy = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        names = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+        code, _, err = attach(run, server.url, **dict.fromkeys(names, proxy), NO_PROXY=":", no_proxy=":")
+    assert code == 0, err
+    cells = [json.loads(cell) for cell in run.committed().values()]
+    assert len(cells) == 2
+    assert all(cell["client"]["proxy_used"] is False for cell in cells)
+    for cell in run.summary()["cells"]:
+        assert cell["requests"]["ok"] == cell["requests"]["issued"] > 0
+        assert cell["client"]["proxy_used"] is False
 
 
 def test_every_engine_of_a_run_meets_the_same_prompts_in_the_same_order(run: Run) -> None:

@@ -250,3 +250,40 @@ def test_streams_without_an_end_marker_are_told() -> None:
 def test_a_report_counts_latencies_of_an_open_loop_from_the_intended_time(load: dict[str, Any], ttft: float) -> None:
     cell = summary_of(rows_at([float(i) for i in range(9)], late=2.0), load=load)
     assert read_cell(cell, "whole", Readings())["ttft_ms_p50"].mean == pytest.approx(ttft)
+
+
+def frozen_rows(times: list[float], places: int | None = None) -> list[dict[str, Any]]:
+    """Requests due at these times to a server that answers after a millisecond, and what it gets from 2 to 8 s at 8 s. Once so
+    many `places` are taken by the freeze, what is due in it is sent when it ends."""
+    rows = []
+    for i, due in enumerate(times):
+        in_freeze = 2.0 <= due < 8.0
+        sent = 8.0 if in_freeze and places is not None and due >= 2.0 + places / 100 else due
+        ends = 8.0 if in_freeze and sent < 8.0 else sent + 0.001
+        rows.append(request_row(f"r{i:04}", sent, ends, ends, 1, intended=round(due * 1e9)))
+    return rows
+
+
+@pytest.mark.parametrize("places", [None, 1], ids=["all sent when due", "one in flight"])
+def test_an_open_loop_tells_of_a_frozen_server_by_every_request_that_was_due(places: int | None) -> None:
+    """Coordinated omission, 100 requests a second for 10 s: 600 of 1,000 are due in the freeze and wait for its end."""
+    load = {**RATE, "rate": 100.0, "max_in_flight": places}
+    found = summary_of(frozen_rows([i / 100 for i in range(1000)], places), load=load, ended_s=10.0)
+    assert found["load"]["mode"] == "rate"
+    for name in ("scheduled_ttft_ms", "scheduled_e2e_ms"):
+        assert found["whole"][name]["n"] == 1000
+        assert found["whole"][name]["p50"] == pytest.approx(1000, abs=100)
+        assert found["whole"][name]["p99"] == pytest.approx(5900, abs=100)
+    since_sent = found["whole"]["ttft_ms"]["p99"]
+    assert since_sent == pytest.approx(5900 if places is None else 1, abs=100)
+
+
+def test_a_closed_loop_hides_a_frozen_server_in_one_request() -> None:
+    # One slot sends when its answer has come: at each millisecond, and not at all for six seconds.
+    times = [i / 1000 for i in (*range(2001), *range(8000, 10_000))]
+    load = {"mode": "concurrency", "concurrency": 1, "requests": len(times)}
+    found = summary_of(frozen_rows(times), load=load, ended_s=10.0)
+    assert found["load"]["mode"] == "concurrency"
+    ttft = found["whole"]["ttft_ms"]
+    assert ttft["p99"] == pytest.approx(1, abs=0.01)
+    assert ttft["max"] == pytest.approx(6000)
