@@ -215,6 +215,15 @@ def test_runs_of_unlike_machine_device_or_model_are_refused_unless_told(change: 
     assert any(word in item for item in found.unlike), "an override is labelled"
 
 
+def test_runs_that_differ_in_the_driver_alone_are_refused_unless_told() -> None:
+    a = run(cells({"e": 1.0}), device={"name": "H200", "driver": "580"})
+    b = run(cells({"e": 1.1}, seed=2), "other", device={"name": "H200", "driver": "590"})
+    with pytest.raises(NotComparableError, match=r"are not comparable: driver 580 / 590\.") as refused:
+        compare_runs(a, b, Options())
+    assert refused.value.exit_code == 3
+    assert compare_runs(a, b, Options(), disregard=True)[0].unlike == ["driver 580 / 590"]
+
+
 def test_runs_of_unlike_precision_are_refused() -> None:
     a, b = run(cells({"e": 1.0})), run(cells({"e": 1.1}, seed=2), "other")
     a.summary["engines"][0]["settings"] = {"dtype": {"value": "bfloat16", "source": "endpoint"}}

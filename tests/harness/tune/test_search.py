@@ -164,6 +164,32 @@ def test_a_predictor_decides_the_order(tmp_path: Path) -> None:
     assert [values.get("max_num_seqs") for values in trials_of(planner, bench, "e0")] == [None, 64, 64]
 
 
+class Foresight:
+    """Tells every setting its rate, no two alike: above all a large step, then many seats, then chunks."""
+
+    words = "foresight"
+
+    def predict(self, engines: Sequence[EngineSpec], results: Mapping[str, Any]) -> list[float | None]:
+        asked = [{**TOLD, **engine.settings.asked()} for engine in engines]
+        return [float(a["max_num_batched_tokens"] + a["max_num_seqs"] + a["chunked_prefill"]) for a in asked]
+
+
+@pytest.mark.parametrize("trials", [4, 6])
+def test_the_three_that_are_predicted_best_are_run_before_all_others(tmp_path: Path, trials: int) -> None:
+    # What is measured is the reverse: those are run that were predicted best, not the neighbours of what was found best.
+    bench = Bench(lambda cell: entry(cell, 1e4 - settings_of(cell)["max_num_batched_tokens"]))
+    planner = search(tmp_path, bench, experiment(1), trials=trials, predictor=Foresight())
+    bench.run(planner)
+    ran = trials_of(planner, bench, "e0")
+    assert len(ran) == trials
+    assert ran[:4] == [
+        {},  # the defaults, which are always first
+        {"max_num_seqs": 64, "max_num_batched_tokens": 2048},
+        {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "chunked_prefill": False},
+        {"max_num_seqs": 32, "max_num_batched_tokens": 2048},
+    ]
+
+
 def test_an_interrupted_search_goes_on_where_it_was_and_starts_nothing_again(tmp_path: Path) -> None:
     def answer(cell: Cell) -> Mapping[str, Any]:
         return died() if settings_of(cell)["max_num_seqs"] == 4 else entry(cell, rate(cell, {"max_num_seqs": 64}, 0.05))
