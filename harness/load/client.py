@@ -23,7 +23,7 @@ from harness.load.plan import LoadPlan
 from harness.load.poller import Poller
 from harness.load.pool import Pool
 from harness.load.reader import reader_for
-from harness.load.rest import REST_STREAMS, Rest
+from harness.load.rest import Rest
 from harness.load.stamps import SLACK_NS, ReceiveClock
 from harness.load.strategies import OpenLoopStrategy, Strategy, Until, strategy_for
 from results.clock import NS_PER_MS, NS_PER_S, now_ns
@@ -36,8 +36,10 @@ _OVERFULL = 16
 _PROGRESS_NS = NS_PER_S // 5
 _NEVER_NS = 10**18
 _WAIT_NS = NS_PER_S // 5
-# With a request due within this time nothing is done that could make it late.
-_ENOUGH_NS = 3 * NS_PER_MS
+# With a request due within this time nothing is done that could make it late: a rest, a wait for quiet and a slice take less.
+_ENOUGH_NS = 4 * NS_PER_MS
+# What was read is parsed at least so often, however busy the sockets are: what is shown follows it.
+_UNPARSED_NS = 20 * NS_PER_MS
 # So many sockets of a round are handled before it is seen whether a request has become due (less one, a power of two).
 _LOOK_AFTER = 15
 # Writing a group of chunks takes some of this; it is done well before the next request is due.
@@ -93,6 +95,8 @@ class Client:
         self._stopping = False
         self._next_check = 0
         self._next_progress = 0
+        self._parse_by = 0
+        self._stamped = False  # has an arrival come with a stamp of the kernel's?
         self._rest = Rest()
 
     @property
@@ -163,17 +167,18 @@ class Client:
         free = due - now
         hurry = free < _ENOUGH_NS
         until = 0 if hurry else min(due - _ENOUGH_NS, self._next_check, self._next_progress)
-        rests = not hurry and self.kernel_stamps and self.counts.in_flight >= REST_STREAMS
-        rest = self._rest.length if rests else 0
+        rest = 0 if hurry or not self._stamped else self._rest.length
         if not backlog.pieces:
             soon = free <= _TIDY_NS
             left = max(0, min(self._next_check - now, self._next_progress - now, free if soon else free - _TIDY_NS))
-            if not self._dispatch(left, rest, until, due) and not soon:
+            if not self._dispatch(left, rest, until, due) and due - now_ns() > _TIDY_NS:
                 self._recorder.tidy()
+            self._parse_by = now_ns() + _UNPARSED_NS
         elif (fullness := backlog.fullness) < 1:
             quiet = min(_QUIET_NS, max(0, free)) if hurry else _QUIET_NS
-            if not self._dispatch(quiet, rest, until, due) or now_ns() >= self._next_progress:
+            if not self._dispatch(quiet, rest, min(until, self._parse_by), due) or now_ns() >= self._parse_by:
                 backlog.parse(now_ns() + min(_PARSE_SLICE_NS, max(0, free)))
+                self._parse_by = now_ns() + _UNPARSED_NS
         else:
             self._dispatch(0, due=due)
             # The further behind, the longer: where the machine gives too little, reads wait in the kernel, not here.
@@ -184,7 +189,7 @@ class Client:
             self._check_limits(now)
         if now >= self._next_progress:
             self._next_progress = now + _PROGRESS_NS
-            self._rest.renew(now, self.counts.in_flight)
+            self._rest.renew(now, sum(exchange.token_seen for exchange in self._busy), self.counts.in_flight)
             if not self._stopping:
                 self._pool.refresh(now)
             self._progress(self.counts)
@@ -245,6 +250,7 @@ class Client:
         self._pool.on_opened(connection)
 
     def received(self, exchange: Exchange, t: int, lag: int | None, data: bytes) -> None:
+        self._stamped = self._stamped or lag is not None
         if exchange.cancel_after is not None:  # its tokens are counted as they come
             exchange.take(t, lag, data)
             return
@@ -302,6 +308,7 @@ class Client:
         exchange.end = end
         del self._busy[exchange]
         self.counts.in_flight -= 1
+        self._rest.ended += 1
         self._backlog.finish(exchange, end)
         if self._strategy is not None:
             self._strategy.ended(exchange.slot, end)

@@ -11,8 +11,8 @@ from typing import Any
 
 SWITCH = "DYNO_LOAD_CLIENT"
 PARTS = ("reader",)
-# What Python sees of them; one that was compiled from other sources is not used.
-FORM = 2
+# What Python sees of them, counted up with each change; one that was compiled from other sources is not used.
+FORM = 3
 # Parts that are there and could not be loaded, and why: Python does their work then, at a higher price, and it has to be told.
 not_loaded: dict[str, str] = {}
 

@@ -70,7 +70,9 @@ class Exchange:
     @property
     def heard(self) -> int | None:
         """When something of the answer was last read."""
-        return self.last_read if self.run is None else self.run.read
+        if self.run is None or self.last_read is None:
+            return self.last_read
+        return max(self.last_read, self.run.read)
 
     @property
     def tokens_seen(self) -> int:

@@ -6,9 +6,10 @@
    back: it is put into the connection's `taken`, the descriptor is no longer armed, and it is reported as ready, so that
    connection.py goes on with it.
 
-   A round calls nothing of the client's but the backlog's `append`. Python may run in it all the same (a signal's handler, a finalizer), and
-   may close connections and open others. So what is read is held by references of its own, a descriptor is read for whom it is
-   armed by then, and one that is closed by then is reported, for which connection.py's poller has no handler any more. */
+   A round calls nothing of the client's but the backlog's `append`. Python may run in it all the same (a signal's handler, a
+   finalizer), and may close connections and open others. So where it may, what is read is held by references of its own, a
+   descriptor is read for whom it is armed by then, and one that is closed by then is reported, for which connection.py's poller
+   has no handler any more. */
 
 #include "run.h"
 
@@ -22,7 +23,7 @@
 #include <time.h>
 
 enum {
-    FORM = 2,           /* of what Python sees of it, as in compiled.py */
+    FORM = 3,           /* of what Python sees of it, as in compiled.py */
     STAMP = 35,         /* SO_TIMESTAMPNS, and the type of its control message, as in stamps.py */
     EVENTS = 4096,      /* reported by one look */
     LOOK_AFTER = 16,    /* sockets are read before it is seen whether a request has become due */
@@ -47,7 +48,7 @@ typedef struct {
     Py_ssize_t read_size;
     ns slack;
     int epoll;
-    ns looked, began, reads, size;
+    ns looked, began, reads, size, pieces;
     char idle;
     struct epoll_event events[EVENTS];
 } Reader;
@@ -137,15 +138,26 @@ static int only_chunks(const char *at, const char *end) {
     return 1;
 }
 
-/* Leave what came of a read, or its OSError, to connection.py. `taken` is stolen, and may be NULL after an error. */
-static int hand_back(const Armed *armed, PyObject *taken) {
-    if (!taken) return -1;
-    PyObject *last = PyLong_FromLongLong(armed->last);
-    int failed = !last || PyObject_SetAttr(armed->connection, name_last, last) < 0
-                 || PyObject_SetAttr(armed->connection, name_taken, taken) < 0;
+/* Leave it to connection.py, which hears what was stamped last: 0, or -1 after an error. */
+static int hand_back(PyObject *connection, ns arrived) {
+    PyObject *last = PyLong_FromLongLong(arrived);
+    int failed = !last || PyObject_SetAttr(connection, name_last, last) < 0;
     Py_XDECREF(last);
-    Py_DECREF(taken);
     return failed ? -1 : 0;
+}
+
+/* The same with what came of a read, or its OSError. `taken` is stolen, and may be NULL after an error. */
+static int hand_back_with(PyObject *connection, ns arrived, PyObject *taken) {
+    int failed = !taken || PyObject_SetAttr(connection, name_taken, taken) < 0 || hand_back(connection, arrived) < 0;
+    Py_XDECREF(taken);
+    return failed ? -1 : 0;
+}
+
+/* What was read, as connection.py reads it itself. NULL after an error. */
+static PyObject *taken_of(const Reader *self, Py_ssize_t got, const struct cmsghdr *stamp, ns now) {
+    PyObject *stamps = stamp ? Py_BuildValue("[(iiy#)]", SOL_SOCKET, STAMP, CMSG_DATA(stamp), (Py_ssize_t)sizeof(struct timespec))
+                             : PyList_New(0);
+    return stamps ? Py_BuildValue("(y#NL)", self->buffer, got, stamps, now) : NULL;
 }
 
 /* Tell the backlog: what came, or a run. `what` is stolen, and may be NULL after an error. */
@@ -198,6 +210,7 @@ static int keep_pieces(Reader *self, Armed *of, const Stamp *stamp, const char *
         failed = end_run(self, of, t, lag) < 0
                  || append(self, of->exchange, t, lag, PyBytes_FromStringAndSize(data, length)) < 0;
         self->size += length;
+        self->pieces++;
         of->whole = length >= 2 && data[length - 1] == '\n' && data[length - 2] == '\n';
     }
     Py_XDECREF(read);
@@ -225,9 +238,22 @@ static int hold_and_keep_pieces(Reader *self, int fd, const Stamp *stamp, const 
     return done;
 }
 
+/* Keep what is whole chunks: 1, or -1 after an error. */
+static int keep(Reader *self, int fd, const Stamp *stamp, Py_ssize_t got) {
+    Armed *armed = &self->armed[fd];
+    const char *at = self->buffer, *end = at + got;
+    while (at < end) {
+        Py_ssize_t length = 0;
+        const char *from = at, *data = next_chunk(&at, end, &length);
+        int kept = keep_token(armed, stamp, data, length);
+        if (kept < 0) return -1;
+        if (!kept) return hold_and_keep_pieces(self, fd, stamp, from, end);
+    }
+    return 1;
+}
+
 /* Read an armed descriptor: 1 when that was all, 0 when it is handed back, -1 after an error. */
 static int read_armed(Reader *self, int fd, ns offset) {
-    Armed *armed = &self->armed[fd];
     union {
         struct cmsghdr header;
         char room[CMSG_SPACE(sizeof(struct timespec))];
@@ -236,36 +262,31 @@ static int read_armed(Reader *self, int fd, ns offset) {
     struct msghdr message = {
         .msg_iov = &into, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
     Py_ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT);
-    if (got < 0) {
-        if (errno == EAGAIN || errno == EINTR) return 1;
-        return hand_back(armed, PyObject_CallFunction(PyExc_OSError, "is", errno, strerror(errno)));
-    }
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 1;
+    int error = got < 0 ? errno : 0;
     Stamp stamp = {.now = clock_now(), .late = -1};
     stamp.arrived = stamp.now;
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    int stamped = header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == STAMP;
-    if (stamped) {
+    struct cmsghdr *header = got < 0 ? NULL : CMSG_FIRSTHDR(&message);
+    if (header && (header->cmsg_level != SOL_SOCKET || header->cmsg_type != STAMP)) header = NULL;
+    if (header) {
         struct timespec time;
         memcpy(&time, CMSG_DATA(header), sizeof time);
         stamp.arrived = time.tv_sec * NS_PER_S + time.tv_nsec - offset;
         stamp.late = stamp.now - stamp.arrived;
     }
+    Armed *armed = &self->armed[fd];
     int possible = self->looked - self->slack <= stamp.arrived && stamp.arrived <= stamp.now;
-    if (!possible || !got || got == self->read_size || !only_chunks(self->buffer, self->buffer + got)) {
-        PyObject *stamps = stamped ? Py_BuildValue("[(iiy#)]", SOL_SOCKET, STAMP, CMSG_DATA(header), (Py_ssize_t)16)
-                                   : PyList_New(0);
-        return hand_back(armed, stamps ? Py_BuildValue("(y#NL)", self->buffer, got, stamps, stamp.now) : NULL);
+    if (!error && possible && got && got < self->read_size && only_chunks(self->buffer, self->buffer + got)) {
+        armed->last = stamp.arrived = stamp.arrived > armed->last ? stamp.arrived : armed->last;
+        return keep(self, fd, &stamp, got);
     }
-    armed->last = stamp.arrived = stamp.arrived > armed->last ? stamp.arrived : armed->last;
-    const char *at = self->buffer, *end = at + got;
-    while (at < end) {
-        Py_ssize_t length = 0;
-        const char *from = at, *data = next_chunk(&at, end, &length);
-        int kept = keep_token(armed, &stamp, data, length);
-        if (kept < 0) return -1;
-        if (!kept) return hold_and_keep_pieces(self, fd, &stamp, from, end);
-    }
-    return 1;
+    /* To make objects may run Python (a collection, a finalizer), which may disarm the descriptor. */
+    PyObject *connection = Py_NewRef(armed->connection);
+    ns last = armed->last;
+    int done = hand_back_with(connection, last, error ? PyObject_CallFunction(PyExc_OSError, "is", error, strerror(error))
+                                                      : taken_of(self, got, header, stamp.now));
+    Py_DECREF(connection);
+    return done;
 }
 
 /* ---- Rounds ---------------------------------------------------------------------------------------------------- */
@@ -311,7 +332,7 @@ static int read_round(Reader *self, int ready, PyObject *others, ns offset, ns d
         int done = 0;
         self->reads++;
         if (fd < self->descriptors && self->armed[fd].connection) {
-            if (mask == EPOLLIN) done = read_armed(self, fd, offset);
+            done = mask == EPOLLIN ? read_armed(self, fd, offset) : hand_back(self->armed[fd].connection, self->armed[fd].last);
             if (!done) disarm(self, fd);
         }
         if (done < 0) return -1;
@@ -330,7 +351,8 @@ static PyObject *reader_gather(Reader *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "LLLLLL:gather", &offset, &rest, &timeout, &until, &due, &most)) return NULL;
     PyObject *others = PyList_New(0);
     if (!others) return NULL;
-    self->reads = self->size = 0;
+    self->reads = self->size = self->pieces = 0;
+    ns left;
     do {
         int ready = look(self, rest, timeout);
         self->idle = !ready;
@@ -338,7 +360,9 @@ static PyObject *reader_gather(Reader *self, PyObject *args) {
             Py_DECREF(others);
             return NULL;
         }
-    } while (!self->idle && !PyList_GET_SIZE(others) && self->reads < most && clock_now() < until);
+        left = until - clock_now();
+        if (left < timeout) timeout = left;
+    } while (!self->idle && !PyList_GET_SIZE(others) && self->reads + self->pieces < most && left > 0);
     return others;
 }
 
@@ -433,7 +457,8 @@ PyMODINIT_FUNC PyInit__reader(void) {
     if (!name_last || !name_last_read || !name_run || !name_taken || !run_type) return NULL;
     PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec), *name = PyUnicode_FromString("compiled");
     if (!made || !type || !name || PyObject_SetAttrString(type, "name", name) < 0
-        || PyModule_AddIntConstant(made, "form", FORM) < 0 || PyModule_AddObjectRef(made, "Reader", type) < 0 || PyModule_AddObjectRef(made, "Run", run_type) < 0)
+        || PyModule_AddIntConstant(made, "form", FORM) < 0 || PyModule_AddObjectRef(made, "Reader", type) < 0
+        || PyModule_AddObjectRef(made, "Run", run_type) < 0)
         Py_CLEAR(made);
     Py_XDECREF(type);
     Py_XDECREF(name);

@@ -187,7 +187,7 @@ class Until:
         self._inner.ended(slot, end)
 
     def next_time(self) -> int | None:
-        return self._inner.next_time()
+        return None if self._over else self._inner.next_time()
 
     @property
     def exhausted(self) -> bool:

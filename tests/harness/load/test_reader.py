@@ -499,6 +499,39 @@ def test_rounds_go_on_until_nothing_comes_or_enough_has() -> None:
         assert owner.reader.reads == 2
 
 
+def test_no_round_waits_beyond_the_time_until_which_rounds_go_on() -> None:
+    with armed() as (owner, (stream,)):
+        stream.server.sendall(framed(EVENT))
+        wait_for_data([stream])
+        # The first round reads at once; were the next to wait as long as the first might have, it would be for LONG_S.
+        began = now_ns()
+        owner.look(round(LONG_S * NS_PER_S), until=began + 50 * NS_PER_MS)
+        assert now_ns() - began < LONG_S * NS_PER_S
+        assert stream.exchange.run is not None
+
+
+def test_pieces_count_as_reads_do() -> None:
+    with armed() as (owner, (stream,)):
+        stream.server.sendall(framed(b"x") * 9)
+        wait_for_data([stream])
+        owner.look(until=NEVER_NS, most=5)
+        assert (len(owner.pieces), owner.reader.idle) == (9, False), "no further round was begun"
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_what_was_stamped_last_is_told_also_with_the_end_of_a_connection(how: str) -> None:
+    with armed() as (owner, (stream,)):
+        fd, late = next(iter(owner.poller.handlers)), now_ns() + NS_PER_S
+        stream.connection.last = late
+        owner.reader.arm(fd, stream.connection, stream.exchange, True, True)
+        stream.connection.last = 0
+        stream.server.sendall(framed(EVENT))
+        stream.end(how)
+        while stream.exchange not in owner.heard:
+            owner.look(NS_PER_MS)
+        assert stream.connection.last == late
+
+
 def test_a_signal_is_heard_while_nothing_comes() -> None:
     def hear(*_: Any) -> None:
         raise InterruptedError

@@ -105,3 +105,14 @@ def test_slots_of_an_open_loop_are_as_many_as_were_ever_in_flight(times: list[in
     world = World(OpenLoopStrategy(times, None), lasts)
     world.play()
     assert max(due.slot for _, due in world.sent) + 1 == world.most
+
+
+def test_a_loop_whose_time_is_over_waits_for_no_think_time() -> None:
+    inner = ClosedLoopStrategy([RequestPlan(f"r{i}", 1, 1, 0, 0) for i in range(4)], 1, 0, think=50)
+    loop = Until(inner, 100)
+    assert [due.index for due in loop.due(0)] == [0]
+    loop.ended(0, 80)
+    assert loop.next_time() == 130
+    assert not list(loop.due(130))
+    assert loop.next_time() is None
+    assert loop.exhausted
