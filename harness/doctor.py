@@ -263,7 +263,7 @@ def _load_client() -> list[Row]:
     if not missing:
         return [Row("system", "load client", True, "its compiled parts are here")]
     told = [f"{part} cannot be loaded ({not_loaded[part]})" if part in not_loaded else f"no {part}" for part in missing]
-    words = f"compiled parts: {', '.join(told)}; Python does their work, for about half more CPU a token"
+    words = f"compiled parts: {', '.join(told)}; Python does their work, for about twice the CPU a token"
     return [Row("system", "load client", False, words, "pip install -e . (with a C compiler)")]
 
 
