@@ -414,11 +414,12 @@ def test_disconnect_ends_the_request_and_gives_its_blocks_back(server: ServerPro
     running = lambda: server.metric("vllm:num_requests_running") == 1  # noqa: E731 - read at its call, one line
     send_and_leave(server, name, running, prompt=PROMPT, max_tokens=32000, stream=streamed)
     wait_until(lambda: idle(server), "blocks are back")
-    wait_until(lambda: bool(token_rows(server, name)), "its tokens are in the truth log")
+    if streamed:  # else it may have been left before its first token, which nothing outside tells
+        wait_until(lambda: bool(token_rows(server, name)), "its tokens are in the truth log")
     made = token_rows(server, name)
     assert len(made) < 32000
     if not streamed:
-        assert {row["written"] for row in made} == {None}
+        assert {row["written"] for row in made} <= {None}
 
 
 def test_disconnect_while_queued(server: ServerProcess) -> None:
