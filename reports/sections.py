@@ -96,7 +96,7 @@ def _together(data: ReportData) -> Context:
 def _limits(data: ReportData) -> Context:
     sides = [side for row in data.limits.rows for side in (row.batch, row.step) if side.named]
     meanings = list({s.factor: (s.factor, s.meaning) for s in sides}.values())
-    return {"limits": data.limits, "meanings": meanings, "why": WHY_NEEDS, "ask": to_ask(data.limits, data.run)}
+    return {"limits": data.limits, "meanings": meanings, "why": WHY_NEEDS, "ask": to_ask(data.limits, data.path)}
 
 
 def _cells(data: ReportData) -> Context:

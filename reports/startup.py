@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import ascii_lowercase
 
 from results.report_background import EngineInfo, SessionInfo
 from results.report_format import percent, plural, seconds
@@ -85,6 +86,11 @@ class Starts:
     @property
     def longest(self) -> float:
         return max((s.seconds for _, starts in self.engines for s in starts), default=0.0)
+
+    @property
+    def letters(self) -> dict[int, str]:
+        """The letter of each kind that is drawn, so that phases are told apart without colour."""
+        return {phase.kind: letter for phase, letter in zip(self.kinds, ascii_lowercase, strict=False)}
 
 
 def starts_of(engines: Sequence[EngineInfo]) -> Starts:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import islice
+
 from markupsafe import Markup, escape
 
 from reports.scales import Axis, Scale
@@ -16,17 +19,15 @@ _CHARACTER = 7.0
 
 
 def startup_keys(starts: Starts) -> list[tuple[Markup, str]]:
-    """Swatch and words of each phase that is drawn."""
-    path = '<path class="piece" d="M1 2h32v10h-32z"/>'
-    return [
-        (
-            Markup(
-                f'<svg class="swatch {p.style}" viewBox="0 0 34 14" width="34" height="14" aria-hidden="true">{path}</svg>'
-            ),
-            p.words,
-        )
-        for p in starts.kinds
-    ]
+    """Swatch and words of each phase that is drawn, with its letter in both."""
+    size = 'viewBox="0 0 34 14" width="34" height="14" aria-hidden="true"'
+    path = '<path class="piece" d="M1 0h32v14h-32z"/>'
+    keys = []
+    for phase in starts.kinds:
+        letter = starts.letters[phase.kind]
+        text = f'<text class="inside" x="17" y="11" text-anchor="middle">{letter}</text>'
+        keys.append((Markup(f'<svg class="swatch {phase.style}" {size}>{path}{text}</svg>'), f"{letter}: {phase.words}"))
+    return keys
 
 
 def draw_starts(starts: Starts, frame: Frame) -> Markup:
@@ -39,7 +40,7 @@ def draw_starts(starts: Starts, frame: Frame) -> Markup:
         parts.append(f'<text class="label" x="0" y="{top + 14}">{escape(engine)}</text>')
         top += _NAME
         for start in of_engine:
-            parts += _bar(start, time, top)
+            parts += _bar(start, time, top, starts.letters)
             top += _ROW
     for tick in time.ticks(max(3, (right - _LEFT) // 70)):
         at = time(tick)
@@ -55,19 +56,20 @@ def draw_starts(starts: Starts, frame: Frame) -> Markup:
     return Markup(f'<svg class="plot" {size} role="group" tabindex="0" aria-label="{label}">{"".join(parts)}</svg>')
 
 
-def _bar(start: Start, time: Scale, top: int) -> list[str]:
+def _bar(start: Start, time: Scale, top: int, letters: Mapping[int, str]) -> list[str]:
+    """A piece says its letter and seconds, its letter alone, or nothing, as there is room."""
     left = time(0.0)
     middle = top + _BAR / 2 + 4
     parts = [f'<text class="tick" x="{left - 8:.0f}" y="{middle:.0f}" text-anchor="end">{escape(start.name)}</text>']
     for phase in start.phases:
         low, high = time(phase.low), time(phase.high)
         width = max(high - low, 0.8)
-        words = seconds(phase.high - phase.low)
-        inside = ""
-        if width > _CHARACTER * len(words) + 4:
-            inside = (
-                f'<text class="inside" x="{(low + high) / 2:.1f}" y="{middle:.0f}" text-anchor="middle">{words}</text>'
-            )
+        letter = letters[phase.kind]
+        fits = (t for t in (f"{letter} {seconds(phase.high - phase.low)}", letter) if width > _CHARACTER * len(t) + 4)
+        inside = "".join(
+            f'<text class="inside" x="{(low + high) / 2:.1f}" y="{middle:.0f}" text-anchor="middle">{text}</text>'
+            for text in islice(fits, 1)
+        )
         parts.append(
             f'<g class="mark {phase.style}" tabindex="-1" role="img" aria-label="{escape(start.told(phase))}">'
             f'<path class="piece dot" d="M{low:.1f} {top}h{width:.1f}v{_BAR}h-{width:.1f}z"/>{inside}</g>'

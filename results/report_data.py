@@ -57,9 +57,12 @@ from results.summary import build_summary, session_records
 
 @dataclass(slots=True)
 class ReportData:
-    """One run, ready to be shown. `scope` says which part of each cell the numbers cover: `whole` or `window`."""
+    """One run, ready to be shown. `scope` says which part of each cell the numbers cover: `whole` or `window`; `path` is how a
+    command names the run: as it was given, and by its name alone where that was no relative path (which machine it lay on is
+    nobody's business)."""
 
     run: str
+    path: str
     title: str
     model: str
     weights: str | None
@@ -149,6 +152,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
     )
     return ReportData(
         run=str(found.get("run") or store.name),
+        path=store.name if store.path.is_absolute() else store.path.as_posix(),
         title=_title(model, order),
         model=model,
         weights=_weights(manifest),

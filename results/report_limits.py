@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -151,10 +152,10 @@ def limit_report(cells: Sequence[Mapping[str, Any]], lines: Iterable[Line]) -> L
     return LimitReport(rows, _ceilings(list(by_point.values())))
 
 
-def to_ask(report: LimitReport, run: str) -> list[str]:
-    """The commands that would decide where the shares do not, a few of them."""
+def to_ask(report: LimitReport, path: str) -> list[str]:
+    """The commands that would decide where the shares do not, a few of them; `path` is the run's folder."""
     unsure = [row for row in report.rows if not row.batch.named or not row.step.named]
-    return [f"dyno why runs/{run} {row.cell}   # {row.point.label}" for row in unsure[:_MOST_TO_ASK]]
+    return [f"dyno why {shlex.quote(path)} {row.cell}   # {row.point.label}" for row in unsure[:_MOST_TO_ASK]]
 
 
 def limits_sentence(report: LimitReport) -> Sentence | None:

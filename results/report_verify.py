@@ -34,7 +34,8 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class PairTokens:
-    """Two engines. `kind` is their class, None where they could not be compared; shares are of prompts, in words."""
+    """Two engines. `kind` is their class, None where they could not be compared; `alone` and `batched`: how many of how many outputs
+    are equal."""
 
     a: str
     b: str
@@ -128,8 +129,8 @@ def _pair(pair: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> Pair
         kind=str(kind),
         words=WORDS[Agreement(kind)],
         why=str(pair["why"]),
-        alone=percent(pair["exact_match"]),
-        batched=percent(pair["batched"]["exact_match"]),
+        alone=_equal(pair["prompts"]),
+        batched=_equal(pair["batched"]["prompts"]),
         forced=_forced(pair["teacher_forced"]),
         forced_why=str(pair["teacher_forced_reason"] or ""),
         partings=partings[:_PARTINGS],
@@ -188,7 +189,12 @@ def _own(row: Mapping[str, Any]) -> OwnTokens:
 
 
 def _mode(found: Mapping[str, Any]) -> str:
-    return f"{found['class']}, {percent(found['exact_match'])} the same"
+    return f"{found['class']}, {_equal(found['prompts'])} the same"
+
+
+def _equal(prompts: Sequence[Mapping[str, Any]]) -> str:
+    """Of how many prompts the outputs match: a share of so few says less than the two numbers."""
+    return f"{sum(bool(p['match']) for p in prompts)} of {len(prompts)}" if prompts else UNKNOWN
 
 
 def _doubts(measured: Mapping[str, Any], verified: Mapping[str, Any]) -> list[str]:
@@ -221,4 +227,4 @@ def _said(pair: PairTokens, several: bool) -> str:
         return f"{who}: {NOT_COMPARED} ({pair.why.rstrip('.')})"
     if several:
         return f"{who}: {pair.kind} ({pair.alone} equal alone, {pair.batched} batched)"
-    return f"{pair.kind.capitalize()}: {pair.words}; {pair.alone} of outputs equal alone, {pair.batched} batched"
+    return f"{pair.kind.capitalize()}: {pair.words}; {pair.alone} outputs equal alone, {pair.batched} batched"

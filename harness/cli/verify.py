@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -131,7 +132,7 @@ def _print(document: dict[str, Any], console: Console) -> None:
         forced = pair["teacher_forced"] or {}
         table.add_row(
             f"{pair['a']} | {pair['b']}", f"[{_COLOURS[pair['class']]}]{pair['class']}[/]",
-            _percent(pair["exact_match"]), _percent(pair["batched"]["exact_match"]), _percent(forced.get("top1_share")),
+            _equal(pair["prompts"]), _equal(pair["batched"]["prompts"]), _percent(forced.get("top1_share")),
             _small(forced.get("mean_abs_logprob_difference")), _small(forced.get("mean_kl")),
         )  # fmt: skip
     if document["pairs"]:
@@ -150,14 +151,18 @@ def _print(document: dict[str, Any], console: Console) -> None:
             )  # fmt: skip
     for row in document["engines"]:
         alone, again = row["alone_and_batched"], row["first_and_again"]
-        words = f"alone and batched: {alone['class']} ({_percent(alone['exact_match'])} the same)"
+        words = f"alone and batched: {alone['class']} ({_equal(alone['prompts'])} the same)"
         if again["exact_match"] != 1:
-            words += f"; the same prompt again: {again['class']} ({_percent(again['exact_match'])} the same)"
+            words += f"; the same prompt again: {again['class']} ({_equal(again['prompts'])} the same)"
         if row["problems"]:
             words += f"; {len(row['problems'])} outputs with " + ", ".join(
                 sorted({kind for found in row["problems"] for kind in found["problems"]})
             )
         console.print(f"[bold]{row['label']}[/] {words}", soft_wrap=True)
+
+
+def _equal(prompts: Sequence[Mapping[str, Any]]) -> str:
+    return f"{sum(row['match'] for row in prompts)} of {len(prompts)}" if prompts else ""
 
 
 def _percent(share: float | None) -> str:

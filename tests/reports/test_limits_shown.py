@@ -10,6 +10,8 @@ import pytest
 from reports.build import render_report
 from results.reasons import CEILING_REFUTED, reason
 from results.report_data import ReportData, load_report_data
+from results.report_limits import to_ask
+from results.store import RunStore
 from tests.reports.runs import flawed, grid, make_run
 
 
@@ -56,11 +58,22 @@ def test_a_point_has_its_pair_with_shares_and_what_it_used(tmp_path: Path) -> No
     assert row.use[0] == "MFU 12.0 %, MBU 34.0 %"
     assert "271 MB a token (300 by the device's counter)" in row.use
     assert 'id="limits"' in page
-    assert f"dyno why runs/{data.run} {row.cell}" in page
+    assert f"dyno why {data.run} {row.cell}" in page
     assert "admission on demand" in page
     assert "0.40 TFLOP/s and 27.0 GB/s, measured on this CPU, 2 threads" in page
     assert "Its maker says 989 TFLOP/s (bf16, dense) and 4,800 GB/s, 4,917 by its memory clock and width." in page
     assert "what was &lt;seen&gt;" in page
+
+
+def test_the_command_that_decides_names_the_run_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown(tmp_path, [side("mixed", ("queue", 0.5))], [side("mixed", ("bandwidth", 0.5))])
+    monkeypatch.chdir(tmp_path)
+    Path("my runs").mkdir()
+    Path("run").rename("my runs/run")
+    data = load_report_data(RunStore(Path("my runs/run")))
+    assert [line.split("   #")[0] for line in to_ask(data.limits, data.path)] == [
+        f"dyno why 'my runs/run' {data.limits.rows[0].cell}"
+    ]
 
 
 def test_the_answer_says_what_it_means_where_all_points_agree(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,17 @@ def test_every_phase_is_a_mark_and_has_a_key(frame: Frame) -> None:
     assert drawn.count(">42.0 s</text>") == 3
     assert "&lt;a&gt;" in drawn
     assert len(startup_keys(starts)) == 10
+
+
+def test_phases_are_told_apart_by_letters_too() -> None:
+    starts = starts_of([engine("a", VLLM)])
+    keys = startup_keys(starts)
+    letters = [words.split(":")[0] for _, words in keys]
+    assert letters == list("abcdefghij")
+    assert all(f">{letter}</text>" in swatch for letter, (swatch, _) in zip(letters, keys, strict=True))
+    longest = max(starts.engines[0][1][0].phases, key=lambda p: p.high - p.low)
+    letter = next(letter for letter, (_, words) in zip(letters, keys, strict=True) if words.endswith(longest.words))
+    assert re.search(rf">{letter} [\d.]+ s</text>", draw_starts(starts, WIDE))
 
 
 def test_the_page_and_the_figure_files_have_it(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from reports.console import print_report
 from reports.html import render_html
 from reports.markdown import render_markdown
 from results.report_data import ReportData, load_report_data
-from results.report_format import percent
 from results.report_verify import same_tokens
 from tests.harness.verify.test_observe_and_judge import PROMPTS, ToyArm, compared
 from tests.reports.runs import grid, make_run
@@ -56,12 +55,13 @@ def test_a_run_that_was_not_verified_says_that_nobody_asked_and_claims_nothing(t
     assert "Do they give the same tokens?" not in render_html(data)
 
 
-def test_the_class_is_told_in_words_with_both_shares_and_stands_beside_the_ratio(tmp_path: Path) -> None:
+def test_the_class_is_told_in_words_with_both_counts_and_stands_beside_the_ratio(tmp_path: Path) -> None:
     document = document_of(noise=0.02, dtype="bfloat16")
     (pair,) = document["pairs"]
     assert pair["class"] == "near-tie", pair["why"]
     data = data_of(tmp_path, document)
-    shares = f"{percent(pair['exact_match'])} of outputs equal alone"
+    equal = sum(row["match"] for row in pair["prompts"])
+    shares = f"{equal} of {len(pair['prompts'])} outputs equal alone"
     sentence = next(s for s in data.answer if s.text.startswith("Same tokens?"))
     assert "Near-tie: they part only where two candidates are as good as level" in sentence.text
     assert shares in sentence.text
