@@ -15,12 +15,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 # float32 elements: 128 MiB an array, several times the last cache of most CPUs.
 _ELEMENTS = 32 << 20
 _GEMM_CPU, _GEMM_CUDA = 1024, 8192
+_SMALLEST = 128
 _CUDA_BYTES = 2 << 30
 _LEAST_TRIES = 3
 _ROUNDS = 3
@@ -140,15 +145,41 @@ def _gemms(device: str, size: int, seconds: float, threads: int | None) -> dict[
         torch.set_num_threads(threads)
     found = {}
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-
-        def multiply(a: torch.Tensor = a, b: torch.Tensor = b) -> None:
-            torch.mm(a, b)
-            if device == "cuda":
-                torch.cuda.synchronize()
-
-        found[name] = tries(2.0 * size**3, multiply, seconds / 2, time.perf_counter)
+        product = partial(_product, device, dtype)
+        side = fitting(size, seconds / 2, product, time.perf_counter)
+        found[name] = tries(2.0 * side**3, product(side), seconds / 2, time.perf_counter)
     return found
+
+
+def _product(device: str, dtype: torch.dtype, side: int) -> Callable[[], None]:
+    """One product of two random squares, as a call."""
+    import torch
+
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+
+    def multiply() -> None:
+        torch.mm(a, b)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return multiply
+
+
+def fitting(
+    largest: int, seconds: float, product: Callable[[int], Callable[[], None]], clock: Callable[[], float]
+) -> int:
+    """The side of the largest square, of halves of `largest`, whose tries fit `seconds` by what a smaller one took. A processor
+    without bfloat16 instructions multiplies such matrices a hundred times slower than others."""
+    side = min(_SMALLEST, largest)
+    while side < largest:
+        once = product(side)
+        once()
+        start = clock()
+        once()
+        if (clock() - start) * 2**3 * (_LEAST_TRIES + 1) > seconds:
+            break
+        side *= 2
+    return side
 
 
 def fp8_gemm(device: str, size: int, seconds: float) -> dict[str, Any]:

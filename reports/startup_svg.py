@@ -26,7 +26,9 @@ def startup_keys(starts: Starts) -> list[tuple[Markup, str]]:
     for phase in starts.kinds:
         letter = starts.letters[phase.kind]
         text = f'<text class="inside" x="17" y="11" text-anchor="middle">{letter}</text>'
-        keys.append((Markup(f'<svg class="swatch {phase.style}" {size}>{path}{text}</svg>'), f"{letter}: {phase.words}"))
+        keys.append(
+            (Markup(f'<svg class="swatch {phase.style}" {size}>{path}{text}</svg>'), f"{letter}: {phase.words}")
+        )
     return keys
 
 

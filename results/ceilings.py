@@ -47,12 +47,20 @@ class Ceilings:
     @property
     def flops(self) -> dict[str, float]:
         """FLOP/s by dtype, as `step_cost.peaks_for` reads them. fp8 where it was not measured but the device has it: the
-        measured bf16 rate times the datasheet's ratio of the two, since 16 bit would be half of what the device can do."""
+        measured bf16 rate times the datasheet's ratio of the two, since 16 bit would be half of what the device can do. bf16 is
+        never less than fp32: numbers widened in registers are the same numbers, and a CPU without bf16 instructions does that."""
         found = {name: rate.best for name, rate in self.gemm.items()}
+        if self.widens:
+            found["bf16"] = found["fp32"]
         spec = spec_of_device(self.name)
         if "fp8" not in found and "bf16" in found and spec is not None and spec.fp8:
             found["fp8"] = found["bf16"] * spec.fp8 / spec.bf16
         return found
+
+    @property
+    def widens(self) -> bool:
+        """Whether bf16 is best computed as fp32 here."""
+        return "fp32" in self.gemm and "bf16" in self.gemm and self.gemm["fp32"].best > self.gemm["bf16"].best
 
     @property
     def bytes_per_s(self) -> float:
@@ -66,7 +74,8 @@ class Ceilings:
         # A board's memory and arithmetic do not wait for the host's CPU.
         others = 0.0 if self.threads is None else self.others_cpu or 0.0
         busy = f", while other work used {100 * others:.0f} % of the machine's CPU" if others > BUSY else ""
-        return f"{self.words}{fp8}{busy}"
+        wide = ", bf16 widened to fp32" if self.widens and not weights.startswith(("fp8", "float32")) else ""
+        return f"{self.words}{fp8}{wide}{busy}"
 
     @property
     def words(self) -> str:

@@ -42,8 +42,8 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
-/* A tile has at most ROWS rows: with AVX-512 its sums then fill 24 of 32 registers, else 8 of 16 at a time. */
-enum { HALF = 16, COLUMNS = 2 * HALF, ROWS = LANES == 16 ? 12 : 4, ROW_BLOCK = 192, CELL = 16, QUERY_ROWS = 96 };
+/* A tile has at most ROWS rows: with AVX-512 its sums then fill 24 of 32 registers, else 12 of 16 at a time. */
+enum { HALF = 16, COLUMNS = 2 * HALF, ROWS = LANES == 16 ? 12 : 6, ROW_BLOCK = 192, CELL = 16, QUERY_ROWS = 96 };
 #define INLINE static inline __attribute__((always_inline))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 
@@ -94,6 +94,13 @@ INLINE void store(float *to, floats v) { memcpy(to, &v, sizeof v); }
 INLINE floats all(float value) { return value - (floats){0}; }
 
 INLINE floats pick(ints where, floats yes, floats no) { return (floats)((where & (ints)yes) | (~where & (ints)no)); }
+
+INLINE float widened(bf16 value) {
+    uint32_t bits = (uint32_t)value << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
 
 INLINE floats widen(const bf16 *from) {
     halves h;
@@ -179,7 +186,8 @@ INLINE int next(Share *share, int64_t *piece) {
 /* sums[rows][32] (rows `sums_stride` apart) = or += x[rows][2 * pairs] times two panels of 16 columns. */
 #ifdef __AVX512BF16__
 INLINE void tile_of(const int rows, const bf16 *x, int64_t x_stride, const bf16 *left, const bf16 *right, int64_t step,
-                    int64_t pairs, float *sums, int64_t sums_stride, int add) {
+                    int64_t pairs, float *sums, int64_t sums_stride, int add, const int cold) {
+    (void)cold; /* weights are gone through in one line, which the processor foresees */
     __m512 total[ROWS][2];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
@@ -208,41 +216,75 @@ INLINE void tile_of(const int rows, const bf16 *x, int64_t x_stride, const bf16 
     }
 }
 #else
+/* x is widened beforehand, a stretch at a time, so that an FMA waits for loads alone. Of up to two rows all columns are summed at
+   once, so that no sum waits for its last; of more rows half of them: as many sums as there are registers for. */
+enum { STRETCH = 128, AHEAD = 16 }; /* pairs */
 INLINE void tile_of(const int rows, const bf16 *x, int64_t x_stride, const bf16 *left, const bf16 *right, int64_t step,
-                    int64_t pairs, float *sums, int64_t sums_stride, int add) {
-    for (int column = 0; column < COLUMNS; column += LANES) {
-        const bf16 *panel = (column < HALF ? left : right) + 2 * (column % HALF);
-        floats total[ROWS];
-#pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) total[r] = add ? load(sums + r * sums_stride + column) : (floats){0};
-        for (int64_t p = 0; p < pairs; p++) {
-            words both;
-            memcpy(&both, panel + p * step, sizeof both);
-            floats even = (floats)(both << 16), odd = (floats)(both & 0xffff0000u);
-#pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) {
-                uint32_t two;
-                memcpy(&two, x + r * x_stride + 2 * p, sizeof two);
-                words pair = two - (words){0};
-                total[r] += even * (floats)(pair << 16);
-                total[r] += odd * (floats)(pair & 0xffff0000u);
-            }
+                    int64_t pairs, float *sums, int64_t sums_stride, int add, const int cold) {
+    const int vectors = rows <= 2 ? 4 : 2;
+    float inputs[ROWS][2 * STRETCH + HALF]; /* rows lie in different lines of the cache */
+    for (int64_t first = 0; first < pairs; first += STRETCH) {
+        int64_t count = MIN(STRETCH, pairs - first);
+        for (int r = 0; r < rows; r++) {
+            const bf16 *from = x + r * x_stride + 2 * first;
+            int64_t i = 0;
+            for (; i + LANES <= 2 * count; i += LANES) store(inputs[r] + i, widen(from + i));
+            for (; i < 2 * count; i++) inputs[r][i] = widened(from[i]);
         }
+        for (int column = 0; column < COLUMNS; column += vectors * LANES) {
+            floats total[ROWS][4];
+#pragma GCC unroll 6
+            for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) store(sums + r * sums_stride + column, total[r]);
+                for (int v = 0; v < vectors; v++)
+                    total[r][v] = add || first ? load(sums + r * sums_stride + column + v * LANES) : (floats){0};
+            for (int64_t p = 0; p < count; p++) {
+                if (cold && !column) {
+                    __builtin_prefetch(left + (first + p + AHEAD) * step);
+                    __builtin_prefetch(right + (first + p + AHEAD) * step);
+                }
+#pragma GCC unroll 2
+                for (int odd = 0; odd < 2; odd++) { /* of each pair the first input, then the second */
+                    floats weights[4];
+#pragma GCC unroll 4
+                    for (int v = 0; v < vectors; v++) {
+                        int from = column + v * LANES;
+                        words both;
+                        memcpy(&both, (from < HALF ? left : right) + 2 * (from % HALF) + (first + p) * step, sizeof both);
+                        weights[v] = (floats)(odd ? both & 0xffff0000u : both << 16);
+                    }
+#pragma GCC unroll 6
+                    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+                        for (int v = 0; v < vectors; v++) total[r][v] += weights[v] * inputs[r][2 * p + odd];
+                }
+            }
+#pragma GCC unroll 6
+            for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+                for (int v = 0; v < vectors; v++)
+                    store(sums + r * sums_stride + column + v * LANES, total[r][v]);
+        }
     }
 }
 #endif
 
-#define CASE(n) case n: tile_of(n, x, x_stride, left, right, step, pairs, sums, sums_stride, add); break;
-static void tile(int rows, const bf16 *x, int64_t x_stride, const bf16 *left, const bf16 *right, int64_t step,
-                 int64_t pairs, float *sums, int64_t sums_stride, int add) {
-    switch (rows) {
-        CASE(1) CASE(2) CASE(3) CASE(4)
+#define FORM(n, cold) tile_of(n, x, x_stride, left, right, step, pairs, sums, sums_stride, add, cold)
 #ifdef __AVX512BF16__
-        CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#define CASE(n) case n: FORM(n, 0); break;
+#else
+#define CASE(n) case n: if (cold) FORM(n, 1); else FORM(n, 0); break;
+#endif
+/* `cold`: the panels have not been read in this product, so they come from memory. */
+static void tile(int rows, const bf16 *x, int64_t x_stride, const bf16 *left, const bf16 *right, int64_t step,
+                 int64_t pairs, float *sums, int64_t sums_stride, int add, int cold) {
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#ifdef __AVX512BF16__
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #endif
     }
+    (void)cold;
 }
 
 enum { STORE, ADD, GATE }; /* what becomes of a product: kept, added to what is there, or silu(gate) * up */
@@ -275,7 +317,7 @@ INLINE void product(Phase *phase, int kind, const bf16 *x, int64_t x_stride, int
             int64_t begin = first + (last - first) * t / tiles, end = first + (last - first) * (t + 1) / tiles;
             float sums[ROWS * COLUMNS] __attribute__((aligned(64)));
             tile((int)(end - begin), x + begin * x_stride, x_stride, weights, weights + 2 * HALF, 2 * COLUMNS,
-                 m->inputs / 2, sums, COLUMNS, 0);
+                 m->inputs / 2, sums, COLUMNS, 0, !t);
             for (int64_t r = begin; r < end; r++)
                 put(kind, sums + (r - begin) * COLUMNS, m->bias, (char *)out + r * out_stride * size, panel * COLUMNS);
         }
@@ -423,14 +465,14 @@ static void attend(const Model *model, const Step *step, const Layer *layer, con
         }
         for (int64_t r = 0; r < rows; r += ROWS)
             tile((int)MIN(ROWS, rows - r), piece->queries + r * dim, dim, keys[0], keys[1], COLUMNS, dim / 2,
-                 piece->scores + r * COLUMNS, COLUMNS, 0);
+                 piece->scores + r * COLUMNS, COLUMNS, 0, 0);
         for (int64_t r = 0; r < rows; r++) soften(piece, r, first + r / group - key + 1, dim);
         for (int half = 0; half < 2 && key + half * CELL < context; half++)
             for (int64_t r = 0; r < rows; r += ROWS)
                 for (int64_t i = 0; i < dim; i += COLUMNS)
                     tile((int)MIN(ROWS, rows - r), piece->shares + r * COLUMNS + half * CELL, COLUMNS,
                          values[half] + 2 * i, values[half] + 2 * (i + HALF), 2 * dim, CELL / 2,
-                         piece->sums + r * dim + i, dim, 1);
+                         piece->sums + r * dim + i, dim, 1, 0);
     }
     for (int64_t r = 0; r < rows; r++) {
         bf16 *out = step->attended + (item->first + from + r / group) * width + (head * group + r % group) * dim;

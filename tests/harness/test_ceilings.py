@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness import ceilings
-from harness.ceilings_probe import fp8_gemm, together, tries
-from results.ceilings import ceilings_of
+from harness.ceilings_probe import fitting, fp8_gemm, together, tries
+from results.ceilings import Ceilings, ceilings_of
 from results.errors import EnvironmentProblemError
 from results.store import RunWriter
 from tests.waiting import LONG_S
@@ -25,6 +26,40 @@ def test_the_best_and_the_median_of_as_many_tries_as_fit() -> None:
     found = tries(10.0, once, 0.5, lambda: now[0])
     # The first is not counted; the time is up after the next, but three are the least.
     assert found == {"best": pytest.approx(100.0), "median": pytest.approx(50.0), "n": 3}
+
+
+@pytest.mark.parametrize(("flop_per_s", "side"), [(1e9, 128), (1e10, 256), (1e13, 1024)])
+def test_a_slow_product_is_measured_on_smaller_squares(flop_per_s: float, side: int) -> None:
+    now = [0.0]
+
+    def product(of: int) -> Callable[[], None]:
+        def once() -> None:
+            now[0] += 2.0 * of**3 / flop_per_s
+
+        return once
+
+    assert fitting(1024, 0.05, product, lambda: now[0]) == side
+    rate = tries(2.0 * side**3, product(side), 0.05, lambda: now[0])
+    assert rate["best"] == pytest.approx(flop_per_s)
+
+
+def test_bf16_is_held_against_fp32_where_that_is_faster() -> None:
+    rate = {"best": 20e9, "median": 20e9, "n": 3}
+    row = {"device": "cpu", "name": "this CPU", "threads": 2, "read": rate, "copy": rate}
+
+    def measured(bf16: float, fp32: float) -> Ceilings:
+        gemm = {name: {"best": best, "median": best, "n": 3} for name, best in (("bf16", bf16), ("fp32", fp32))}
+        found = ceilings_of({"ceilings": {"devices": [{**row, "gemm": gemm}]}})
+        assert found is not None
+        return found
+
+    without = measured(bf16=1e9, fp32=9e10)
+    assert without.flops == {"bf16": 9e10, "fp32": 9e10}
+    assert "bf16 widened to fp32" in without.words_for("bfloat16")
+    assert "widened" not in without.words_for("float32")
+    having = measured(bf16=3e11, fp32=9e10)
+    assert having.flops == {"bf16": 3e11, "fp32": 9e10}
+    assert "widened" not in having.words_for("bfloat16")
 
 
 def test_rounds_are_one_figure_with_the_best_of_all_tries() -> None:
