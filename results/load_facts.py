@@ -32,6 +32,8 @@ class LoadFacts:
     ttft_ms_p50: float | None = None
     # Whose prompt had been sent before in the cell.
     prompts_repeated: int = 0
+    # Why nothing was answered before the load; empty where something was, or nobody kept it.
+    cold: str = ""
     # Other machines that sent, as their load workers told of them.
     nodes: Sequence[Mapping[str, Any]] = ()
 
@@ -64,8 +66,16 @@ def load_facts(
         max_in_flight=_count(client.get("max_in_flight")),
         ttft_ms_p50=((whole or {}).get("ttft_ms") or {}).get("p50"),
         prompts_repeated=_count(client.get("prompts_repeated")) or 0,
+        cold=_cold(client),
         nodes=client.get("nodes") or (),
     )
+
+
+def _cold(client: Mapping[str, Any]) -> str:
+    warm_up, why = client.get("warm_up"), client.get("warm_up_why")
+    if isinstance(warm_up, Mapping) and _count(warm_up.get("ok")) == 0:
+        return f"0 of its {warm_up.get('requests')} requests were answered in full"
+    return str(why) if why else ""
 
 
 def _count(value: Any) -> int | None:

@@ -183,6 +183,14 @@ REASONS: tuple[Row, ...] = (
         rules_load.rate_not_achieved,
     ),
     Row(
+        "not_warmed_up",
+        _S,
+        "The engine was not warmed up before the load",
+        "Its first requests may hold work that is done once (compilation, first pages of memory). See the session's server.log for what "
+        "became of the warm-up, and measure again.",
+        rules_load.not_warmed_up,
+    ),
+    Row(
         "late_sends",
         _S,
         "The client sent late",

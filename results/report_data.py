@@ -115,12 +115,14 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
         (_cell_row(cell, workloads, scope, readings, gpus.get(str(cell.get("engine")))) for cell in cells),
         key=lambda r: (order.index(r.engine), r.workload.index, r.load_mode, r.load_value, r.block),
     )
+    blocks = len({row.block for row in rows})
+    for row in rows:
+        row.among_blocks = blocks > 1
     records = {record.id: record for record in store.cells()}
     lines = _lines(rows)
     reasons = reason_rows(cells, {row.id: row.label for row in rows})
     model = str(_model_name(manifest, experiment))
     verdicts = Counter(row.verdict for row in rows)
-    blocks = len({row.block for row in rows})
     engines = engine_infos(order, list(found.get("engines", [])), sessions)
     facts = environment(manifest)
     memory = _memory(lines)

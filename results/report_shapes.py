@@ -32,7 +32,8 @@ class WorkloadInfo:
 
 @dataclass(slots=True)
 class CellRow:
-    """One cell as measured; `values` by measure id. `coalesced`: the client found several tokens in one read."""
+    """One cell as measured; `values` by measure id. `coalesced`: the client found several tokens in one read. `among_blocks`: the
+    run has more blocks than this one."""
 
     id: str
     engine: str
@@ -46,11 +47,12 @@ class CellRow:
     outcomes: dict[str, int]
     values: dict[str, Value]
     coalesced: bool = False
+    among_blocks: bool = False
 
     @property
     def label(self) -> str:
         """Short and unique within an experiment."""
-        block = f", block {self.block}" if self.block else ""
+        block = f", block {self.block}" if self.among_blocks else ""
         return f"{self.engine}, {self.workload.label}, {load_words(self.load_mode, self.load_value)}{block}"
 
 

@@ -35,6 +35,10 @@ def rate_by_chance(f: CellFacts) -> Finding | None:
     return Finding(f"{drawn:.4g} requests/s were drawn where {asked:.4g} are the mean")
 
 
+def not_warmed_up(f: CellFacts) -> Finding | None:
+    return Finding(f.load.cold) if f.load.cold and f.ok else None
+
+
 def held_by_cap(f: CellFacts) -> Finding | None:
     arrivals = f.load.arrivals or {}
     held, share = arrivals.get("held"), arrivals.get("held_share") or 0.0

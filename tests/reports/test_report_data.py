@@ -116,6 +116,15 @@ def test_engines_are_compared_over_the_blocks_they_share(tmp_path: Path) -> None
     assert "1.20 times" in texts(load(tmp_path, cells), "Engines")[0]
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_cell_is_named_with_its_block_where_there_are_others(tmp_path: Path, blocks: int) -> None:
+    labels = [row.label for row in load(tmp_path, grid(batches=(4,), input_lens=(128,), blocks=blocks)).cells]
+    assert len({*labels}) == blocks
+    assert [label.rpartition(", ")[2] for label in labels if "block" in label] == (
+        [f"block {block}" for block in range(blocks)] if blocks > 1 else []
+    )
+
+
 def test_blocks_become_a_mean_with_its_range(tmp_path: Path) -> None:
     data = load(tmp_path, grid(batches=(4,), input_lens=(128,), blocks=3))
     (point,) = data.points

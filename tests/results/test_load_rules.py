@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from results.arrivals import arrival_numbers, held_by_cap
 from results.cell_summary import load_value
 from results.events import Requests
-from results.load_facts import LoadFacts
+from results.load_facts import LoadFacts, load_facts
 from results.reasons import reasons_of
 from results.report_measures import read_cell
 from results.report_readings import Readings
@@ -34,6 +34,25 @@ def rows_at(intended: list[float], late: float = 0.0, lasts: float = 0.1, **chan
 def found(severity: dict[str, Any]) -> dict[str, str]:
     facts = replace(CLEAN, load=LoadFacts(**severity))
     return {r.code: str(r.severity) for r in reasons_of(facts)}
+
+
+@pytest.mark.parametrize(
+    ("client", "said"),
+    [
+        ({"warm_up": {"requests": 8, "ok": 0}, "warm_up_why": None}, "0 of its 8 requests were answered in full"),
+        ({"warm_up": None, "warm_up_why": "nothing was recorded of it (load_failed)"}, "nothing was recorded of it"),
+        ({"warm_up": {"requests": 8, "ok": 1}, "warm_up_why": None}, None),
+        ({}, None),
+    ],
+)
+def test_a_load_on_a_cold_engine_is_suspect(client: dict[str, Any], said: str | None) -> None:
+    facts = load_facts(Requests.of(rows_at([0.0])), client, None, None)
+    seen = {r.code: r for r in reasons_of(replace(CLEAN, load=facts))}
+    if said is None:
+        assert "not_warmed_up" not in seen
+    else:
+        assert seen["not_warmed_up"].severity == "suspect"
+        assert said in seen["not_warmed_up"].evidence
 
 
 def test_a_rate_that_was_kept() -> None:
