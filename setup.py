@@ -7,7 +7,7 @@ import sys
 from setuptools import Extension, setup
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
-# -O2 where registers are few: with -O3 GCC 12 mixes two halves of the inner loop and spills sums (a fifth slower).
+# -O2 but for AVX-512: with -O3 GCC 12 mixes two halves of AVX2's inner loop, and sums no longer fit its 16 registers.
 FORMS = {
     "avx512": ["-O3", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"] if X86 else None,
     "avx2": ["-O2", "-mavx2", "-mfma"] if X86 else None,

@@ -15,7 +15,7 @@ intervals, five a verdict (`dyno compare` on the two runs).
 Columns: output tokens/s of the whole cell (the median of its blocks, and the least and the most); the reference engine's over
 it, a paired t interval of the log ratio over blocks; ms a decode step; GB/s a decode step reads (weights and KV; every step
 reads them once) and their share of what a plain read of memory gave at the start; GFLOP/s of the prompts' products and
-attention, and their share of a square bfloat16 product's.
+attention, and their share of a square product's, bfloat16 or, where a CPU is faster in it, float32.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ def table(readings: Sequence[Reading], costs: Costs, ceilings: dict[str, Any], t
     found = ceilings_of({"ceilings": ceilings}, threads)
     read = found.bytes_per_s if found else None
     flops = found.flops.get("bf16") if found else None
-    title = f"ceilings: read {_scaled(read)} GB/s, bf16 product {_scaled(flops)} GFLOP/s, {threads} threads"
+    kind = "fp32 product (bf16 widened)" if found and found.widens else "bf16 product"
+    title = f"ceilings: read {_scaled(read)} GB/s, {kind} {_scaled(flops)} GFLOP/s, {threads} threads"
     made = Table(title=title)
     columns = ("tokens/s", "min - max", "n", "reference / it, 95 %", "step ms", "GB/s", "%", "GFLOP/s", "%")
     for column in ("in flight", "in", "engine", *columns):

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _ELEMENTS = 32 << 20
 _GEMM_CPU, _GEMM_CUDA = 1024, 8192
 _SMALLEST = 128
+# Of the least tries of one product in one round: 34 GFLOP/s are enough for the largest square.
+_PATIENCE_S = 0.25
+# Side of the square by device, dtype and threads, found once, so that all rounds measure the same.
+_sides: dict[tuple[str, str, int | None], int] = {}
 _CUDA_BYTES = 2 << 30
 _LEAST_TRIES = 3
 _ROUNDS = 3
@@ -49,6 +53,7 @@ def tries(work: float, once: Callable[[], None], seconds: float, clock: Callable
 def together(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One figure of several rounds: the best of all tries, the median of the rounds' medians."""
     return {
+        **rounds[0],
         "best": max(r["best"] for r in rounds),
         "median": median(r["median"] for r in rounds),
         "n": sum(r["n"] for r in rounds),
@@ -146,8 +151,11 @@ def _gemms(device: str, size: int, seconds: float, threads: int | None) -> dict[
     found = {}
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         product = partial(_product, device, dtype)
-        side = fitting(size, seconds / 2, product, time.perf_counter)
-        found[name] = tries(2.0 * side**3, product(side), seconds / 2, time.perf_counter)
+        key = (device, name, threads)
+        if key not in _sides:
+            _sides[key] = fitting(size, product, time.perf_counter)
+        side = _sides[key]
+        found[name] = {**tries(2.0 * side**3, product(side), seconds / 2, time.perf_counter), "side": side}
     return found
 
 
@@ -165,20 +173,20 @@ def _product(device: str, dtype: torch.dtype, side: int) -> Callable[[], None]:
     return multiply
 
 
-def fitting(
-    largest: int, seconds: float, product: Callable[[int], Callable[[], None]], clock: Callable[[], float]
-) -> int:
-    """The side of the largest square, of halves of `largest`, whose tries fit `seconds` by what a smaller one took. A processor
-    without bfloat16 instructions multiplies such matrices a hundred times slower than others."""
+def fitting(largest: int, product: Callable[[int], Callable[[], None]], clock: Callable[[], float]) -> int:
+    """The side of the square to multiply: `largest`, or where the least tries of that would take longer than `_PATIENCE_S`, by
+    what a smaller one took, that one. A processor without bfloat16 instructions is a hundred times slower than others."""
     side = min(_SMALLEST, largest)
     while side < largest:
-        once = product(side)
-        once()
-        start = clock()
-        once()
-        if (clock() - start) * 2**3 * (_LEAST_TRIES + 1) > seconds:
+        once, taken = product(side), []
+        for _ in range(_LEAST_TRIES):  # the shortest of which nobody disturbed
+            start = clock()
+            once()
+            taken.append(clock() - start)
+        larger = min(2 * side, largest)
+        if min(taken) * (larger / side) ** 3 * (_LEAST_TRIES + 1) > _PATIENCE_S:
             break
-        side *= 2
+        side = larger
     return side
 
 

@@ -51,11 +51,11 @@ def _this(form: Format, fraction: float) -> Target:
     found = ceilings_of({"ceilings": measured})
     if found is None or found.memory_bytes is None:
         raise EnvironmentProblemError("The ceilings of this machine could not be read; name a device with --device.")
-    spread, others = max(rate.spread for rate in (found.read, *found.gemm.values())), measured["others_cpu"]
+    spread, others = max(rate.spread for rate in (found.read, *found.products)), measured["others_cpu"]
     return Target(
         "this",
         found.name,
-        found.words,
+        found.words_for(form.weights),
         Machine(peaks_for(form, found.flops, found.bytes_per_s, form.weights), found.memory_bytes, fraction),
         median_bytes_per_s=max(found.read.median, found.copy.median),
         spread=spread,

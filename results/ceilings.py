@@ -14,6 +14,8 @@ from results.device_specs import spec_of_device
 
 # Others that use more of the machine's CPU than this make a measurement worthless.
 BUSY = 0.10
+# A processor with bf16 instructions is far from this even on a bad day.
+_PLAINLY = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +50,26 @@ class Ceilings:
     def flops(self) -> dict[str, float]:
         """FLOP/s by dtype, as `step_cost.peaks_for` reads them. fp8 where it was not measured but the device has it: the
         measured bf16 rate times the datasheet's ratio of the two, since 16 bit would be half of what the device can do. bf16 is
-        never less than fp32: numbers widened in registers are the same numbers, and a CPU without bf16 instructions does that."""
+        that of fp32 where a CPU `widens`."""
         found = {name: rate.best for name, rate in self.gemm.items()}
-        if self.widens:
-            found["bf16"] = found["fp32"]
         spec = spec_of_device(self.name)
         if "fp8" not in found and "bf16" in found and spec is not None and spec.fp8:
             found["fp8"] = found["bf16"] * spec.fp8 / spec.bf16
+        if self.widens:
+            found["bf16"] = found["fp32"]
         return found
 
     @property
     def widens(self) -> bool:
-        """Whether bf16 is best computed as fp32 here."""
-        return "fp32" in self.gemm and "bf16" in self.gemm and self.gemm["fp32"].best > self.gemm["bf16"].best
+        """Whether this CPU has no quick bf16 product: engines then widen the numbers in registers, and compute in fp32."""
+        if self.threads is None or not {"bf16", "fp32"} <= self.gemm.keys():
+            return False
+        return self.gemm["fp32"].best > _PLAINLY * self.gemm["bf16"].best
+
+    @property
+    def products(self) -> list[Rate]:
+        """Those that anything is held against."""
+        return [rate for name, rate in self.gemm.items() if not (name == "bf16" and self.widens)]
 
     @property
     def bytes_per_s(self) -> float:
@@ -74,7 +83,8 @@ class Ceilings:
         # A board's memory and arithmetic do not wait for the host's CPU.
         others = 0.0 if self.threads is None else self.others_cpu or 0.0
         busy = f", while other work used {100 * others:.0f} % of the machine's CPU" if others > BUSY else ""
-        wide = ", bf16 widened to fp32" if self.widens and not weights.startswith(("fp8", "float32")) else ""
+        own = weights == "float32" or (weights.startswith("fp8") and "fp8" in self.flops)
+        wide = ", bf16 widened to fp32" if self.widens and not own else ""
         return f"{self.words}{fp8}{wide}{busy}"
 
     @property

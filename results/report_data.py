@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from results.audit import Audit, audit_run
@@ -58,8 +59,7 @@ from results.summary import build_summary, session_records
 @dataclass(slots=True)
 class ReportData:
     """One run, ready to be shown. `scope` says which part of each cell the numbers cover: `whole` or `window`; `path` is how a
-    command names the run: as it was given, and by its name alone where that was no relative path (which machine it lay on is
-    nobody's business)."""
+    command names the run from here; where it lies elsewhere, that is left to the reader (a report is nobody's map of a machine)."""
 
     run: str
     path: str
@@ -154,7 +154,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
     )
     return ReportData(
         run=str(found.get("run") or store.name),
-        path=store.name if store.path.is_absolute() else store.path.as_posix(),
+        path=_path(store.path),
         title=_title(model, order),
         model=model,
         weights=_weights(manifest),
@@ -243,6 +243,12 @@ def _workloads(cells: Iterable[Mapping[str, Any]]) -> dict[str, WorkloadInfo]:
         (workload_info(w) for w in found.values()), key=lambda i: (i.input_tokens or 0, i.output_tokens or 0, i.key)
     )
     return {info.key: info.numbered(index) for index, info in enumerate(infos)}
+
+
+def _path(folder: Path) -> str:
+    """From where the command is run, if the run lies below; else a name to be completed."""
+    whole, here = folder.resolve(), Path.cwd()
+    return whole.relative_to(here).as_posix() if whole.is_relative_to(here) else f"PATH/TO/{whole.name}"
 
 
 def _cell_row(

@@ -216,8 +216,8 @@ INLINE void tile_of(const int rows, const bf16 *x, int64_t x_stride, const bf16 
     }
 }
 #else
-/* x is widened beforehand, a stretch at a time, so that an FMA waits for loads alone. Of up to two rows all columns are summed at
-   once, so that no sum waits for its last; of more rows half of them: as many sums as there are registers for. */
+/* x is widened beforehand, a stretch at a time, so that an FMA waits for loads alone. Of up to two rows four vectors of columns are
+   summed at once, so that few sums wait for their last; of more rows two: as many as 16 registers hold. */
 enum { STRETCH = 128, AHEAD = 16 }; /* pairs */
 INLINE void tile_of(const int rows, const bf16 *x, int64_t x_stride, const bf16 *left, const bf16 *right, int64_t step,
                     int64_t pairs, float *sums, int64_t sums_stride, int add, const int cold) {
@@ -240,8 +240,9 @@ INLINE void tile_of(const int rows, const bf16 *x, int64_t x_stride, const bf16 
                     total[r][v] = add || first ? load(sums + r * sums_stride + column + v * LANES) : (floats){0};
             for (int64_t p = 0; p < count; p++) {
                 if (cold && !column) {
-                    __builtin_prefetch(left + (first + p + AHEAD) * step);
-                    __builtin_prefetch(right + (first + p + AHEAD) * step);
+                    int64_t next = MIN(first + p + AHEAD, pairs - 1) * step;
+                    __builtin_prefetch(left + next);
+                    __builtin_prefetch(right + next);
                 }
 #pragma GCC unroll 2
                 for (int odd = 0; odd < 2; odd++) { /* of each pair the first input, then the second */

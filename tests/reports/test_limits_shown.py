@@ -58,7 +58,7 @@ def test_a_point_has_its_pair_with_shares_and_what_it_used(tmp_path: Path) -> No
     assert row.use[0] == "MFU 12.0 %, MBU 34.0 %"
     assert "271 MB a token (300 by the device's counter)" in row.use
     assert 'id="limits"' in page
-    assert f"dyno why {data.run} {row.cell}" in page
+    assert f"dyno why PATH/TO/{data.run} {row.cell}" in page
     assert "admission on demand" in page
     assert "0.40 TFLOP/s and 27.0 GB/s, measured on this CPU, 2 threads" in page
     assert "Its maker says 989 TFLOP/s (bf16, dense) and 4,800 GB/s, 4,917 by its memory clock and width." in page
