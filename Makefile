@@ -18,7 +18,7 @@ $(VENV)/.made: pyproject.toml setup.py $(wildcard backends/reference/*.c harness
 	touch $@
 
 demo: venv
-	@echo "The demo: a model of 135M parameters (fetched once), then a sweep of 6 cells; a minute or two on two cores."
+	@echo "The demo: a model of 135M parameters (fetched once), then a sweep of 6 cells; a minute or two on two cores, once it is installed."
 	$(DYNO) models fetch smollm2-135m
 	$(DYNO) sweep --backend reference --model smollm2-135m --batch 1,4,16 --input-len 128,512 --output-len 32 --out runs/demo
 
