@@ -55,6 +55,11 @@ VLLM_FAILURES = (
     ),
     FailurePattern(
         "bad_argument",
+        r"No common block size for",
+        "The attention kernels of this device take only the block_size that line names (on a CPU multiples of 32).",
+    ),
+    FailurePattern(
+        "bad_argument",
         r"is greater than the derived max_model_len",
         "Lower max_model_len to what the model was made for (the second number in that line).",
     ),

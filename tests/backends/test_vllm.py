@@ -324,6 +324,12 @@ class TestFailures:
             ("ModuleNotFoundError: No module named 'vllm'", "missing_dependency", "DYNO_VLLM_COMMAND"),
             ("ModuleNotFoundError: No module named 'xgrammar'", "missing_dependency", "environment of the command"),
             (
+                "(Worker pid=9) ERROR [multiproc_executor.py:1063] ValueError: No common block size for 16 (CPU_ATTN: "
+                "[MultipleOf(32)]).\nWorker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down executor.",
+                "bad_argument",
+                "multiples of 32",
+            ),
+            (
                 "  Value error, User-specified max_model_len (999999) is greater than the derived max_model_len "
                 "(max_position_embeddings=8192 ...",
                 "bad_argument",
