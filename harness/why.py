@@ -30,6 +30,7 @@ from results.clock import NS_PER_S, now_ns
 from results.elasticity import Elasticity, agrees, decided, elasticity, is_open, throughput
 from results.errors import UnknownNameError, UsageError
 from results.files import to_json, write_atomic
+from results.planned import planned
 from results.report_format import seconds
 from results.store import RunStore, RunWriter
 from workloads.base import canonical
@@ -133,6 +134,7 @@ def answer(question: Question, observer: Observer, command: list[str]) -> tuple[
     check_commands(cell.engine for cell in missing[:1])  # all are of one engine
     question.folder.parent.mkdir(exist_ok=True)
     with RunWriter.start(question.folder, experiment.to_yaml(), manifest) as store:
+        store.update_manifest(**planned(len(planner.planned()), blocks=None))
         if launches and missing:
             keep_ceilings(store)
         outcome = Runner(experiment, planner, store, parts.model, parts.vocabulary, observer).run()

@@ -46,7 +46,10 @@ def print_answer(document: Mapping[str, Any], console: Console) -> None:
         if document["equalised"]:
             equal = ", ".join(f"{name} {value}" for name, value in document["equalised"].items())
             console.print(Text(f"  Equalised are {equal}", style="dim"))
+    measured = {trial["engine"] for trial in document["trials"] if trial["value"] is not None}
     for engine in document["engines"]:
+        if engine["engine"] not in measured:
+            continue
         console.print()
         console.print(Text(f"To run {engine['run']} as it was measured:", style="bold"))
         console.print(engine["command"], markup=False, highlight=False, soft_wrap=True)

@@ -68,7 +68,7 @@ def verdict_sentence(comparison: Comparison) -> str:
     points = len(comparison.primary)
     where = f"over {points} points" if points > 1 else f"at {place_words(comparison.primary[0])}"
     basis = f"{plural(row.n_blocks, 'block')}{'' if comparison.paired else ' a side, unpaired'}"
-    suspect = f", {row.suspect} cells SUSPECT ({listed(list(row.codes), 3)})" if row.suspect else ""
+    suspect = f", {plural(row.suspect, 'cell')} SUSPECT ({listed(list(row.codes), 3)})" if row.suspect else ""
     text = f"{other} is {_is(row, base)} {where}: {words} {number(row.ratio)} times"
     sure = f", {share_words(comparison.confidence)} sure of {interval_words(row)}" if row.low is not None else ""
     return f"{text}{sure} ({basis}{suspect}){_more(row)}."
@@ -83,7 +83,8 @@ def ratio_sentence(comparison: Comparison) -> str:
     where = f"over {len(points)} points" if len(points) > 1 else f"at {place_words(points[0])}"
     ends = f" ({told})" if (told := _ends(points, lambda row: number(row.ratio))) else ""
     sure = "no interval" if row.low is None else f"{share_words(comparison.confidence)} sure of {interval_words(row)}"
-    basis = f"{plural(row.n_blocks, 'block')}{f', {row.suspect} cells SUSPECT' if row.suspect else ''}"
+    suspect = f", {plural(row.suspect, 'cell')} SUSPECT" if row.suspect else ""
+    basis = f"{plural(row.n_blocks, 'block')}{suspect}"
     return f"{other} gives {number(row.ratio)} times the {words[:1].lower()}{words[1:]} of {base} {where}{ends}, {sure} ({basis})."
 
 

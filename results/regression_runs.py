@@ -9,6 +9,7 @@ from typing import Any
 from results.comparison import differing_versions
 from results.comparison_runs import RunFacts
 from results.errors import UnknownNameError, UsageError
+from results.planned import KEY, planned_blocks
 from results.regression import BASELINE, PAIRED, UNPAIRED, Gate, GateOptions, gate, gate_points
 from results.regression_baseline import Baseline, Entry, entry_points
 from results.regression_counters import with_counters
@@ -34,6 +35,8 @@ class GateRun:
     @property
     def planned_blocks(self) -> int | None:
         """How many blocks must be there; None where a budget may have left some out."""
+        if KEY in self.facts.manifest:
+            return planned_blocks(self.facts.manifest, self.experiment)
         blocks = self.experiment.get("blocks")
         return blocks if isinstance(blocks, int) and not self.experiment.get("budget_s") else None
 

@@ -16,6 +16,7 @@ from typing import Any
 from results.audit import Audit, audit_run
 from results.exports import gpus_of
 from results.files import read_json
+from results.planned import planned_blocks, planned_cells
 from results.report_again import Reproduction, reproduction
 from results.report_answer import answer
 from results.report_audit import audit_sentence
@@ -51,7 +52,6 @@ from results.report_sure import Sure, comparison_sentences, sure_of
 from results.report_times import TimeReport, time_report
 from results.report_verify import SameTokens, same_tokens, tokens_sentence
 from results.report_why import decisions
-from results.statistics import BLOCKS_FOR_A_VERDICT
 from results.store import RunStore
 from results.summary import build_summary, session_records
 
@@ -140,9 +140,9 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
             lines=lines,
             reasons=reasons,
             memory=memory,
-            planned=_planned(experiment),
+            planned=planned_cells(manifest, experiment) or 0,
             blocks=blocks,
-            blocks_asked=_blocks_asked(experiment),
+            blocks_asked=planned_blocks(manifest, experiment) or 1,
             alike=audit_sentence(audit) if audit else None,
             readings=readings,
             tokens=tokens_sentence(tokens) if tokens or len(engines) > 1 else None,
@@ -161,7 +161,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
         started=_started(manifest),
         scope=scope,
         blocks=blocks,
-        planned=_planned(experiment),
+        planned=planned_cells(manifest, experiment) or 0,
         verdicts={v: verdicts[v] for v in VERDICTS if verdicts[v]},
         answer=[*words, *skipped_sentences(found.get("skipped") or [])],
         engines=engines,
@@ -222,19 +222,6 @@ def _started(manifest: Mapping[str, Any]) -> str | None:
     if not isinstance(wall, int):
         return None
     return datetime.fromtimestamp(wall / 1e9, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _planned(experiment: Mapping[str, Any]) -> int:
-    """Cells that are known to be wanted: of a search none, of blocks until intervals are narrow the fewest."""
-    if experiment.get("slo"):
-        return 0
-    sizes = [len(experiment.get(k) or []) for k in ("engines", "workloads", "loads")]
-    return sizes[0] * sizes[1] * sizes[2] * _blocks_asked(experiment)
-
-
-def _blocks_asked(experiment: Mapping[str, Any]) -> int:
-    blocks = int(experiment.get("blocks") or 1)
-    return max(blocks, BLOCKS_FOR_A_VERDICT) if experiment.get("until_ci") else blocks
 
 
 def _workloads(cells: Iterable[Mapping[str, Any]]) -> dict[str, WorkloadInfo]:

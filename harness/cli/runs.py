@@ -26,9 +26,10 @@ def runs(
     from rich.table import Table
 
     from harness.cli.console import CalmConsole
-    from harness.experiment import cells_of, experiment_from
+    from harness.experiment import experiment_from
     from results.errors import DynoError
     from results.files import to_json
+    from results.planned import planned_cells
     from results.store import RunStore, find_runs
 
     rows: list[dict[str, Any]] = []
@@ -47,7 +48,7 @@ def runs(
                     "model": experiment.model,
                     "engines": [e.label for e in experiment.engines],
                     # Of a search, and of blocks until intervals are narrow, nobody knows how many there will be.
-                    "cells_planned": None if experiment.slo or experiment.until_ci else len(cells_of(experiment)),
+                    "cells_planned": None if experiment.until_ci else planned_cells(store.manifest, store.experiment),
                     "cells_committed": len(list((path / "cells").glob("*/cell.json"))),
                     "error": None,
                 }

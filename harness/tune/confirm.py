@@ -140,6 +140,7 @@ class ConfirmPlanner:
         self._engines, self._measurement, self._blocks = engines, measurement, blocks
         self._budget_s, self._clock, self._begun, self.longest_s = budget_s, clock, clock(), expected_s
         self._block_begun: int | None = None
+        self._seen = False
         self.cut_off = False
 
     def next_cell(self, results: Results) -> Cell | None:
@@ -179,8 +180,10 @@ class ConfirmPlanner:
         now = self._clock()
         spent = (now - self._begun) / NS_PER_S
         if not begun:
-            if self._block_begun is not None:
-                self.longest_s = max(self.longest_s, (now - self._block_begun) / NS_PER_S)
+            if self._block_begun is not None:  # what was expected is no longer asked once a block was seen
+                took = (now - self._block_begun) / NS_PER_S
+                self.longest_s = max(self.longest_s, took) if self._seen else took
+                self._seen = True
             self._block_begun = now
             spent += self.longest_s
         return self._budget_s is None or spent < self._budget_s

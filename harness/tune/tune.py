@@ -31,6 +31,7 @@ from reports.build import render_report
 from results.audit import OWN_DEFAULTS
 from results.clock import NS_PER_S, now_ns
 from results.errors import DynoError
+from results.planned import planned
 from results.report_data import load_report_data
 from results.store import RunWriter
 from workloads.base import canonical
@@ -102,6 +103,7 @@ def _search(ready: Ready, folder: Path, observer: Observer, command: list[str]) 
             for engine in experiment.engines
         ]
         planner = SearchPlanner(arms, measurement, ledger, predictor, ready.asked.trials, experiment.budget_s)
+        store.update_manifest(**planned(cells=None, blocks=1))
         outcome = _run(ready, experiment, planner, store, observer)
         ledger.save()
         standings = planner.standing(results_of(outcome))
@@ -136,6 +138,8 @@ def _confirm(
     # What the audit reads to tell these from engines that somebody set by hand.
     searched = {"tuned": [entrant.engine.label for entrant in took_part if entrant.kind != OWN_DEFAULTS]}
     with RunWriter.start(folder, named.to_yaml(), {**_manifest(ready, command), **searched}) as store:
+        cells = None if experiment.slo else len(planner.planned())
+        store.update_manifest(**planned(cells, experiment.blocks))
         listener = observer("confirmation") if planner.has_room or store.cells() else Observer()
         outcome = _run(ready, named, planner, store, listener)
     return Confirmed(took_part, folder, outcome, equal, planner.cut_off, planner.longest_s, left_out)

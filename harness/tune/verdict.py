@@ -133,7 +133,10 @@ def too_short(arm: str, budget_s: float, round_s: float, needed_s: float) -> Arm
     """A search that its budget ended before any trial beside the defaults, whose round took `round_s` (0: not even they were
     measured)."""
     if not round_s:
-        words = f"{arm}: the budget of {seconds(budget_s)} is too short: it ended before the defaults were measured."
+        words = (
+            f"{arm}: the budget of {seconds(budget_s)} is too short: it ended before the defaults were measured. The same command "
+            "with a longer --budget goes on from here."
+        )
         return ArmVerdict(TOO_SHORT, words, arm, None)
     words = (
         f"{arm}: the budget of {seconds(budget_s)} is too short: the defaults took {seconds(round_s)}, and another trial would not "

@@ -44,6 +44,11 @@ def test_a_tuning_ends_with_a_table_a_verdict_and_a_command_and_is_not_measured_
     confirmation = RunStore.open(Path(answer["confirmation"]))
     assert {cell.engine for cell in confirmation.cells()} == {"fake", "fake-options=chatter+0"}
     assert confirmation.manifest["tuned"] == ["fake-options=chatter+0"]
+    assert confirmation.manifest["planned"] == {"cells": 2, "blocks": 1}
+    for run in ("r", str(confirmation.path)):
+        assert "incomplete" not in dyno("report", run).out
+    (listed,) = json.loads(dyno("runs", "--json", ".").out)
+    assert (listed["run"], listed["cells_planned"]) == ("r", None)
     assert Path("r/report.html").is_file()
     assert (confirmation.path / "report.html").is_file()
     sessions = len(RunStore.open(Path("r")).sessions())

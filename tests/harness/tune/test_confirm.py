@@ -146,6 +146,12 @@ def test_a_block_is_begun_only_where_it_fits_and_no_cell_after_the_budget(
         assert (whole, rest) == (blocks, 0)
 
 
+def test_what_was_expected_of_a_block_is_forgotten_once_one_was_seen() -> None:
+    # Blocks of 30 s where 60 were expected: the fifth fits into the 50 s that are left.
+    bench = run(Bench(lambda cell: entry(cell, 100.0), seconds=10), blocks=5, budget_s=170, expected_s=60)
+    assert len(bench.order) == 15
+
+
 def test_a_confirmation_without_room_for_a_block_is_known_beforehand() -> None:
     rooms = [ConfirmPlanner(ENGINES, Measurement(experiment(1)), 5, b, 60.0).has_room for b in (None, 61.0, 60.0, -1.0)]
     assert rooms == [True, True, False, False]
