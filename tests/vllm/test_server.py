@@ -22,7 +22,7 @@ from harness.load.process import LoadProcess
 from harness.loads import ConcurrencyLoad
 from harness.session_checks import told_phases
 from results.events import read_chunks, read_requests
-from tests.vllm.conftest import ASKED
+from tests.vllm.conftest import ASKED, DTYPE
 from tests.waiting import LONG_S
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
@@ -58,8 +58,8 @@ class TestSettings:
 
     def test_that_were_left_open_are_known_too(self, bench: Bench) -> None:
         told = {
-            "dtype": "bfloat16",
-            "kv_dtype": "bfloat16",
+            "dtype": DTYPE,
+            "kv_dtype": DTYPE,
             "quantisation": "none",
             "block_size": 128,
             "prefix_caching": True,
