@@ -129,8 +129,8 @@ def _pair(pair: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> Pair
         kind=str(kind),
         words=WORDS[Agreement(kind)],
         why=str(pair["why"]),
-        alone=_equal(pair["prompts"]),
-        batched=_equal(pair["batched"]["prompts"]),
+        alone=equal_outputs(pair["prompts"]),
+        batched=equal_outputs(pair["batched"]["prompts"]),
         forced=_forced(pair["teacher_forced"]),
         forced_why=str(pair["teacher_forced_reason"] or ""),
         partings=partings[:_PARTINGS],
@@ -189,10 +189,10 @@ def _own(row: Mapping[str, Any]) -> OwnTokens:
 
 
 def _mode(found: Mapping[str, Any]) -> str:
-    return f"{found['class']}, {_equal(found['prompts'])} the same"
+    return f"{found['class']}, {equal_outputs(found['prompts'])} the same"
 
 
-def _equal(prompts: Sequence[Mapping[str, Any]]) -> str:
+def equal_outputs(prompts: Sequence[Mapping[str, Any]]) -> str:
     """Of how many prompts the outputs match: a share of so few says less than the two numbers."""
     return f"{sum(bool(p['match']) for p in prompts)} of {len(prompts)}" if prompts else UNKNOWN
 

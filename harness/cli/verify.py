@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,6 +121,8 @@ def show_step(status: Status, label: str, words: str) -> None:
 def _print(document: dict[str, Any], console: Console) -> None:
     from rich.table import Table
 
+    from results.report_verify import equal_outputs
+
     prompts = document["prompts"]
     console.print(f"{len(prompts)} prompts of {min(p['tokens'] for p in prompts)} to {max(p['tokens'] for p in prompts)} "
                   f"tokens, {document['output_len']} tokens each, greedy")  # fmt: skip
@@ -132,7 +133,7 @@ def _print(document: dict[str, Any], console: Console) -> None:
         forced = pair["teacher_forced"] or {}
         table.add_row(
             f"{pair['a']} | {pair['b']}", f"[{_COLOURS[pair['class']]}]{pair['class']}[/]",
-            _equal(pair["prompts"]), _equal(pair["batched"]["prompts"]), _percent(forced.get("top1_share")),
+            equal_outputs(pair["prompts"]), equal_outputs(pair["batched"]["prompts"]), _percent(forced.get("top1_share")),
             _small(forced.get("mean_abs_logprob_difference")), _small(forced.get("mean_kl")),
         )  # fmt: skip
     if document["pairs"]:
@@ -151,18 +152,14 @@ def _print(document: dict[str, Any], console: Console) -> None:
             )  # fmt: skip
     for row in document["engines"]:
         alone, again = row["alone_and_batched"], row["first_and_again"]
-        words = f"alone and batched: {alone['class']} ({_equal(alone['prompts'])} the same)"
+        words = f"alone and batched: {alone['class']} ({equal_outputs(alone['prompts'])} the same)"
         if again["exact_match"] != 1:
-            words += f"; the same prompt again: {again['class']} ({_equal(again['prompts'])} the same)"
+            words += f"; the same prompt again: {again['class']} ({equal_outputs(again['prompts'])} the same)"
         if row["problems"]:
             words += f"; {len(row['problems'])} outputs with " + ", ".join(
                 sorted({kind for found in row["problems"] for kind in found["problems"]})
             )
         console.print(f"[bold]{row['label']}[/] {words}", soft_wrap=True)
-
-
-def _equal(prompts: Sequence[Mapping[str, Any]]) -> str:
-    return f"{sum(row['match'] for row in prompts)} of {len(prompts)}" if prompts else ""
 
 
 def _percent(share: float | None) -> str:
