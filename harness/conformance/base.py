@@ -144,7 +144,7 @@ class Bench:
             return None
         try:
             reader = self._metrics_reader()
-            reply = get(self.server.url, self.backend.metrics_path, min(self.timeout_s, 10), self.backend.api_key_env())
+            reply = get(self.server.url, self.backend.metrics_path, self.timeout_s, self.backend.api_key_env())
         except ProbeError as error:
             raise CheckFailedError(str(error)) from error
         if reply.status in (404, 405, 501):
