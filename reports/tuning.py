@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from results.report_format import number
+from results.report_format import number, percent
 
 _STYLES = {
     "beaten": "green",
@@ -72,13 +72,13 @@ def _by_reason(document: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _trials_table(document: Mapping[str, Any]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for heading in ("engine", "settings", "rung", "tokens/s", "cells", "ended"):
-        table.add_column(heading, justify="right" if heading in ("rung", "tokens/s") else "left")
+    for heading in ("engine", "settings", "load", "tokens/s", "cells", "ended"):
+        table.add_column(heading, justify="right" if heading in ("load", "tokens/s") else "left")
     for trial in document["trials"]:
         cells = (
             trial["engine"],
             trial["label"],
-            str(trial["rung"]),
+            "whole" if trial["share"] == 1 else percent(trial["share"]),
             number(trial["value"]),
             trial["verdict"],
             trial["ended"],

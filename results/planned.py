@@ -12,6 +12,8 @@ from typing import Any
 from results.statistics import BLOCKS_FOR_A_VERDICT
 
 KEY = "planned"
+# True in the manifest of a tuning's search, whose cells are trials of many lengths.
+SEARCH = "search"
 
 
 def planned(cells: int | None, blocks: int | None) -> dict[str, Any]:

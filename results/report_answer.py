@@ -25,6 +25,13 @@ _GAPS = {
     "prefill_tokens_per_s": "prefill tokens/s",
 }
 
+_SEARCH = Sentence(
+    "Search",
+    "These are trials of a tuning, short at first, of which the best go on: the best of many flatters itself, so they are no evidence "
+    "that it is faster. That is what the confirmation is for, a run of its own (confirm-*/report.html beside this report).",
+    True,
+)
+
 
 def answer(facts: AnswerFacts) -> list[Sentence]:
     """All sentences, in the order they are read."""
@@ -33,6 +40,7 @@ def answer(facts: AnswerFacts) -> list[Sentence]:
         return [Sentence("Measured", text, True)]
     return [
         *_measured(facts),
+        *([_SEARCH] if facts.search else []),
         *_engines(facts),
         *facts.sure,
         *throughput_sentences(facts),
@@ -64,8 +72,10 @@ def _engines(facts: AnswerFacts) -> list[Sentence]:
     one block (and of a search) the bare ratios."""
     beside = [sentence for sentence in (facts.alike, facts.tokens) if sentence]
     base = facts.engines[0].label if facts.engines else ""
-    few = facts.blocks < BLOCKS_FOR_A_VERDICT
+    few = facts.search or facts.blocks < BLOCKS_FOR_A_VERDICT
     verdict = f": no verdict below {BLOCKS_FOR_A_VERDICT} blocks ({_more_blocks(facts)})" if few else ""
+    if facts.search:
+        verdict = ": no verdict from a search"
     if facts.verdicts:
         told = []
         for other, text in facts.verdicts:

@@ -16,7 +16,7 @@ from typing import Any
 from results.audit import Audit, audit_run
 from results.exports import gpus_of
 from results.files import read_json
-from results.planned import planned_blocks, planned_cells
+from results.planned import SEARCH, planned_blocks, planned_cells
 from results.report_again import Reproduction, reproduction
 from results.report_answer import answer
 from results.report_audit import audit_sentence
@@ -144,6 +144,7 @@ def load_report_data(store: RunStore, summary: Mapping[str, Any] | None = None) 
             planned=planned,
             blocks=blocks,
             blocks_asked=planned_blocks(manifest, experiment) or 1,
+            search=manifest.get(SEARCH) is True,
             alike=audit_sentence(audit) if audit else None,
             readings=readings,
             tokens=tokens_sentence(tokens) if tokens or len(engines) > 1 else None,

@@ -36,7 +36,7 @@ def no_kind(a: str, b: str) -> str | None:
 class AnswerFacts:
     """What the sentences are made from. `kind_of` two labels: the class of their tokens (`near-tie`), None for unknown.
     `blocks` were measured of `blocks_asked`. `verdicts`: what the comparison says of each other engine, by its label, where there
-    is more than one block; `sure`: how narrow intervals are, and what meets the objectives."""
+    is more than one block; `search`: the cells are trials of a tuning; `sure`: how narrow intervals are, and what meets the objectives."""
 
     model: str
     machine: str | None
@@ -54,6 +54,7 @@ class AnswerFacts:
     kind_of: Callable[[str, str], str | None] = no_kind
     verdicts: Sequence[tuple[str, str]] = ()
     blocks_asked: int = 1
+    search: bool = False
     sure: Sequence[Sentence] = ()
 
 

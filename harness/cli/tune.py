@@ -182,12 +182,14 @@ def _print_plan(ready: Ready, folder: Path, console: Console, as_json: bool) -> 
     from results.report_format import listed, plural, seconds
 
     asked, experiment = ready.asked, ready.experiment
+    refused = {engine.label: ready.refused(engine) for engine in experiment.engines}
     engines = [
         {
             "engine": engine.label,
             "backend": engine.backend,
             "varied": {name: list(values) for name, values in ready.spaces[engine.label].axes.items()},
             "combinations": ready.spaces[engine.label].size,
+            "refused": dict(zip(("n", "of"), refused[engine.label], strict=True)),
         }
         for engine in experiment.engines
     ]
@@ -198,7 +200,12 @@ def _print_plan(ready: Ready, folder: Path, console: Console, as_json: bool) -> 
     console.print(f"Would write {folder}", markup=False, highlight=False, soft_wrap=True)
     for engine in experiment.engines:
         space = ready.spaces[engine.label]
-        console.print(f"{engine.label}: {plural(space.size, 'combination')} beside the defaults of", markup=False)
+        words = f"{engine.label}: {plural(space.size, 'combination')} beside the defaults"
+        number, of = refused[engine.label]
+        if number:
+            drawn = f" of {of:,} drawn" if of < space.size else ""
+            words += f" ({number:,}{drawn} cannot be started: they are left out)"
+        console.print(f"{words} of", markup=False, highlight=False)
         for name, values in space.axes.items():
             console.print(f"  {name}: {listed([shown_value(v) for v in values], 12)}", markup=False, highlight=False)
     limit = f"at most {plural(asked.trials, 'trial')} of each engine, while any are left"

@@ -16,7 +16,9 @@ from harness.experiment import Cell, EngineSpec, Experiment
 from harness.loads import Load, smaller_load
 from harness.planner import Planner, block_order
 from harness.planner_slo import SloPlanner
+from results.clock import NS_PER_S
 from results.elasticity import throughput
+from results.records import CellRecord
 from results.slo_points import slo_points
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -57,6 +59,12 @@ class Measurement:
         ]
         return Measurement(self.experiment.model_copy(update={"loads": tuple(loads)}))
 
+    def share(self, rung: int) -> float:
+        """The part of a whole cell's requests or time that a cell of a rung really has: more than `share_of` where a load cannot
+        be so short. Of several loads the mean."""
+        short, whole = self.at_rung(rung).experiment.loads, self.experiment.loads
+        return math.fsum(_length(a) / _length(b) for a, b in zip(short, whole, strict=True)) / len(whole)
+
     def look(self, engine: EngineSpec, block: int, results: Results) -> Look:
         """How far the measurement of an engine in a block is. Nothing is kept: what was measured decides."""
         asked = self.experiment.model_copy(
@@ -93,6 +101,25 @@ class Measurement:
         return _geometric([rate for rate in rates if rate]), ""
 
 
+def whole_session_s(
+    measurement: Measurement, cells: Sequence[CellRecord], sessions: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """How long a session of whole cells takes at the most, by the name of its backend, in seconds: the loads of a search's short
+    cells in proportion, and what does not grow with them (start, warm-up) as it was. The rung of a session is its block."""
+    load_s: dict[str, float] = {}
+    for cell in cells:
+        load_s[cell.session] = load_s.get(cell.session, 0.0) + (cell.ended - cell.started) / NS_PER_S
+    longest: dict[str, float] = {}
+    for session in sessions:
+        spawn, ended = (session.get("timeline") or {}).get("spawn"), session.get("ended")
+        own_s = load_s.get(str(session.get("id")))
+        if own_s is not None and isinstance(spawn, int) and isinstance(ended, int):
+            backend, share = str(session.get("backend")), measurement.share(int(session.get("block") or 0))
+            took_s = (ended - spawn) / NS_PER_S + own_s * (1 / share - 1)
+            longest[backend] = max(longest.get(backend, 0.0), took_s)
+    return longest
+
+
 def _search(planner: Planner, block: int, results: Results) -> Look:
     """Replay a search over the cells of one block, as far as one session takes it."""
     own: dict[str, Mapping[str, Any]] = {}
@@ -102,6 +129,11 @@ def _search(planner: Planner, block: int, results: Results) -> Look:
             return Look(moved, tuple(own.values()))
         own[cell.id] = results[moved.id]
     return Look(None, tuple(own.values()))
+
+
+def _length(load: Load) -> float:
+    """Requests, or seconds where only time ends it."""
+    return float(load.expected_requests or load.duration_s or 1)
 
 
 def verdict_of(look: Look) -> str:

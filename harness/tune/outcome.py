@@ -177,7 +177,7 @@ def _engine(tuned: Tuned, arm: str, verdict: ArmVerdict) -> dict[str, Any]:
 
 
 def _trials(tuned: Tuned) -> list[dict[str, Any]]:
-    rows = []
+    rows, measurement = [], Measurement(tuned.ready.experiment)
     for arm in tuned.ready.spaces:
         standing = tuned.standings[arm]
         for number, trial in enumerate(tuned.ledger.trials(arm)):
@@ -190,6 +190,7 @@ def _trials(tuned: Tuned) -> list[dict[str, Any]]:
                     "label": shown(trial.values),
                     "chosen": trial.why,
                     "rung": score.rung if score else 0,
+                    "share": round(measurement.share(score.rung if score else 0), 3),
                     "value": score.value if score else None,
                     "verdict": verdict_of(score.look) if score else "",
                     "ended": _ended(standing, score),

@@ -24,14 +24,14 @@ from harness.telemetry.choose import choose
 from harness.tune.asked import Ready
 from harness.tune.confirm import ConfirmPlanner, Entrant, Equal, entrants, equalised
 from harness.tune.ledger import Ledger
-from harness.tune.measure import Measurement, Results, share_of
+from harness.tune.measure import Measurement, Results, whole_session_s
 from harness.tune.predictor import predictor_for
 from harness.tune.search import ROUNDS_SHARE, SEARCH_SHARE, Arm, SearchPlanner, Standing
 from reports.build import render_report
 from results.audit import OWN_DEFAULTS
 from results.clock import NS_PER_S, now_ns
 from results.errors import DynoError
-from results.planned import planned
+from results.planned import SEARCH, planned
 from results.report_data import load_report_data
 from results.store import RunWriter
 from workloads.base import canonical
@@ -95,7 +95,7 @@ def tune(ready: Ready, folder: Path, observer: Callable[[str], Observer], comman
 
 def _search(ready: Ready, folder: Path, observer: Observer, command: list[str]) -> Tuned:
     experiment = ready.experiment.model_copy(update={"blocks": 1})
-    with RunWriter.start(folder, experiment.to_yaml(), _manifest(ready, command)) as store:
+    with RunWriter.start(folder, experiment.to_yaml(), {**_manifest(ready, command), SEARCH: True}) as store:
         ledger, measurement = Ledger.open(folder, _identity(ready)), Measurement(experiment)
         predictor = predictor_for(measurement.at_rung(0).experiment, store)
         arms = [
@@ -108,7 +108,8 @@ def _search(ready: Ready, folder: Path, observer: Observer, command: list[str]) 
         ledger.save()
         standings = planner.standing(results_of(outcome))
         told = {arm.label: arm.defaults() for arm in arms}
-        return Tuned(ready, folder, ledger, planner, standings, told, outcome, _session_s(store))
+        session_s = whole_session_s(measurement, store.cells(), store.sessions())
+        return Tuned(ready, folder, ledger, planner, standings, told, outcome, session_s)
 
 
 def _confirm(
@@ -182,17 +183,3 @@ def _told(store: RunWriter, label: str) -> dict[str, Any]:
     """The settings that an engine's last session told, by name."""
     own = [s for s in store.sessions() if s.get("engine") == label and s.get("settings")]
     return {name: found.get("value") for name, found in (own[-1]["settings"] if own else {}).items()}
-
-
-def _session_s(store: RunWriter) -> dict[str, float]:
-    """How long a session of whole cells takes at the most, by the name of its backend, in seconds: what the search's short
-    cells took, in proportion. The rung of a session is its block."""
-    longest: dict[str, float] = {}
-    for session in store.sessions():
-        times = session.get("timeline") or {}
-        spawn, ready, ended = times.get("spawn"), times.get("first_token"), session.get("ended")
-        if isinstance(spawn, int) and isinstance(ready, int) and isinstance(ended, int):
-            backend, share = str(session.get("backend")), share_of(int(session.get("block") or 0))
-            took = (ready - spawn + (ended - ready) / share) / NS_PER_S
-            longest[backend] = max(longest.get(backend, 0.0), took)
-    return longest

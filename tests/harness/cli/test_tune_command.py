@@ -45,8 +45,11 @@ def test_a_tuning_ends_with_a_table_a_verdict_and_a_command_and_is_not_measured_
     assert {cell.engine for cell in confirmation.cells()} == {"fake", "fake-options=chatter+0"}
     assert confirmation.manifest["tuned"] == ["fake-options=chatter+0"]
     assert confirmation.manifest["planned"] == {"cells": 2, "blocks": 1}
-    for run in ("r", str(confirmation.path)):
-        assert "incomplete" not in dyno("report", run).out
+    told = {run: dyno("report", run).out for run in ("r", str(confirmation.path))}
+    assert not any("incomplete" in text for text in told.values())
+    assert ["no evidence that it is faster" in " ".join(text.split()) for text in told.values()] == [True, False]
+    assert "--blocks 5" not in told["r"], "more blocks of a search are no way to a verdict"
+    assert [t["share"] for t in answer["trials"]] == [0.25, 0.25]
     (listed,) = json.loads(dyno("runs", "--json", ".").out)
     assert (listed["run"], listed["cells_planned"]) == ("r", None)
     assert Path("r/report.html").is_file()
@@ -96,8 +99,11 @@ def test_the_plan_names_what_is_varied_and_starts_nothing(dyno: Callable[..., An
         ("fake", {"block_size": [16, 32, 64], "max_num_seqs": [2, 4]}),
     ]
     assert result.err.count("no way to set cuda_graphs: not varied there") == 2
+    assert [e["refused"] for e in plan["engines"]] == [{"n": 0, "of": 3}, {"n": 0, "of": 11}]
     assert plan["trials"] == 8
-    shown = dyno("tune", "--engine", engine, *ARGS, "--budget", "10m", "--dry-run")
+    budgets = ("--vary", "max_num_batched_tokens=2,512")
+    shown = dyno("tune", "--engine", engine, *ARGS, *budgets, "--budget", "10m", "--dry-run")
+    assert "8 combinations beside the defaults (1 cannot be started" in shown.out, "4 requests in a step of 2 tokens"
     assert "max_num_seqs: 2 and 4" in shown.out
     assert "as many as fit into half of 10 min" in shown.out
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from backends.base import EngineSettings
 from harness.experiment import Cell, EngineSpec, SloAsked
 from harness.tune.confirm import ConfirmPlanner, Equal, entrants, equal_settings, equalised
-from harness.tune.measure import Measurement
+from harness.tune.measure import Measurement, whole_session_s
 from harness.tune.space import with_values
 from harness.tune.verdict import (
     BEATEN,
@@ -31,6 +31,7 @@ from harness.tune.verdict import (
 )
 from results.audit import EQUALISED, OWN_DEFAULTS, TUNED
 from results.precision import LOOKED_AT
+from results.records import CellRecord
 from results.statistics import paired, t_quantile
 from tests.harness.tune.made_up import Bench, died, entry, experiment
 
@@ -325,3 +326,28 @@ def test_a_cell_without_a_number_makes_a_measurement_without_one() -> None:
     assert measurement.value(measurement.look(engine, 2, results)) == (None, "no: 4 of 4 failed")
     short = measurement.at_rung(0).experiment.loads
     assert [load.model_dump()["waves"] for load in short] == [1, 1]
+
+
+def test_a_load_that_cannot_be_quartered_is_told_at_its_real_length() -> None:
+    assert Measurement(experiment(1, loads=[{"mode": "batch", "batch": 2, "waves": 8}])).share(0) == 0.25
+    short = Measurement(experiment(1, loads=[{"mode": "concurrency", "concurrency": 8, "requests": 32}]))
+    assert [short.share(rung) for rung in (0, 1, 2, 3)] == [0.5, 0.5, 1.0, 1.0], "two requests a slot are the fewest"
+    timed = Measurement(experiment(1, loads=[{"mode": "rate", "rate": 4, "duration_s": 2.0}]))
+    assert timed.share(0) == 0.5, "a second is the shortest"
+
+
+def test_what_a_whole_session_takes_is_its_start_and_its_loads_in_proportion() -> None:
+    """A start of 10 s and a load of 2 s, a quarter of a whole one; the longer session of two counts, one without a cell does not."""
+    measurement = Measurement(experiment(1, loads=[{"mode": "batch", "batch": 2, "waves": 8}]))
+    s = 1_000_000_000
+
+    def session(name: str, block: int, took_s: int) -> dict[str, Any]:
+        return {"id": name, "backend": "ref", "block": block, "timeline": {"spawn": s}, "ended": (1 + took_s) * s}
+
+    def cell(session_id: str, took_s: int) -> CellRecord:
+        return CellRecord("c", "a", "ref", "m", session_id, 0, 0, {}, {}, 5 * s, (5 + took_s) * s)
+
+    sessions = [session("s0", 0, 12), session("s1", 2, 13), session("s2", 0, 99)]
+    assert whole_session_s(measurement, [cell("s0", 2)], sessions[:1]) == {"ref": 18.0}
+    assert whole_session_s(measurement, [cell("s0", 2), cell("s1", 4)], sessions) == {"ref": 18.0}
+    assert whole_session_s(measurement, [cell("s1", 4)], sessions[1:]) == {"ref": 13.0}
