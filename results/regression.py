@@ -10,7 +10,8 @@ side that is worse:
     failed        a cell is missing or INVALID: nothing is passed by not being measured
 
 A difference that is real but within the margin passes; so does one within the metric's floor. Counters that agree to the last
-digit in all blocks are no sample of anything: their ratio is what it is, and needs no confirmation.
+digit in all blocks are no sample of anything: their ratio is what it is, and needs no confirmation. Those that follow from when
+requests come (steps, blocks held) do: that the same few requests missed a step in all of few blocks may be chance.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def gate(
             continue
         for metric in options.metrics:
             if row := _row(metric, names[1], mine, theirs, mode, options):
-                rows.append(_before_confirmation(row) if mode == PAIRED else row)
+                rows.append(_before_confirmation(row, metric) if mode == PAIRED else row)
                 told.add(metric.id)
     return Gate(
         *names,
@@ -201,6 +202,8 @@ def judge(
         return ratio, limit, INCONCLUSIVE, ratio.refused or "no number on one side"
     worse = _worse(metric, ratio.estimate)
     if ratio.sd == 0 and (metric.kind == COUNTER or abs(worse) < 1e-12):
+        if worse > limit and metric.by_arrival and ratio.n < least:
+            return ratio, limit, INCONCLUSIVE, f"{ratio.n} blocks, a verdict needs {least}"
         return ratio, limit, REGRESSION if worse > limit else PASS, ""
     if not ratio.known:
         return ratio, limit, INCONCLUSIVE, ratio.refused
@@ -260,8 +263,8 @@ def _row(
     )
 
 
-def _before_confirmation(row: GateRow) -> GateRow:
-    if row.verdict != REGRESSION or row.exact:
+def _before_confirmation(row: GateRow, metric: GateMetric) -> GateRow:
+    if row.verdict != REGRESSION or (row.exact and not metric.by_arrival):
         return row
     return replace(row, verdict=SUSPECTED, why="to be confirmed in new sessions")
 

@@ -14,6 +14,7 @@ from results.regression import (
     Gate,
     GateRow,
 )
+from results.regression_metrics import gate_metric
 from results.report_format import UNKNOWN, listed, number, plural
 from results.statistics import MOST_BLOCKS
 
@@ -23,8 +24,7 @@ _MODES = {
     BASELINE: "against a recorded baseline: unpaired, so wider, and without confirmation",
 }
 _UNPAIRED = "two runs: unpaired, so wider than inside one run, and without confirmation"
-# Counters that are larger where more runs at once, and settings that decide how much does.
-_OF_THE_BATCH = ("steps_per_output_token", "kv_blocks_peak")
+# Settings that decide how much runs at once.
 _BATCH_SETTINGS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -154,7 +154,9 @@ def _of_the_batch(gate: Gate) -> str:
     """What else may make a counter larger where settings were allowed to differ; empty where nothing does."""
     settings = [item for item in gate.unlike if item.split(":")[0] in _BATCH_SETTINGS]
     worse = [
-        row.metric for row in gate.points if row.metric in _OF_THE_BATCH and row.verdict in (SUSPECTED, REGRESSION)
+        row.metric
+        for row in gate.points
+        if gate_metric(row.metric).by_arrival and row.verdict in (SUSPECTED, REGRESSION)
     ]
     if not settings or not worse:
         return ""

@@ -158,11 +158,10 @@ def test_cells_that_no_engine_has_are_missed_by_what_was_planned() -> None:
     assert paired_gate(never, "a", never.engine("b", "candidate"), options()).verdict == FAILED
 
 
-def with_counter(speeds: dict[str, float], **values: float) -> list[Cell]:
-    return [
-        {**one, "counters": {"computed_tokens_per_token": values[one["engine"]]}}
-        for one in cells(speeds, noise=0.3, blocks=2)
-    ]
+def with_counter(
+    speeds: dict[str, float], name: str = "computed_tokens_per_token", blocks: int = 2, **values: float
+) -> list[Cell]:
+    return [{**one, "counters": {name: values[one["engine"]]}} for one in cells(speeds, noise=0.3, blocks=blocks)]
 
 
 def test_a_counter_that_agrees_in_all_blocks_needs_no_clock_and_no_confirmation() -> None:
@@ -172,6 +171,20 @@ def test_a_counter_that_agrees_in_all_blocks_needs_no_clock_and_no_confirmation(
     assert worse.points[0].exact
     assert worse.points[0].low == worse.points[0].high == worse.points[0].ratio
     assert gated(with_counter({"a": 1.0, "b": 0.5}, a=0.99, b=0.99), watched).verdict == PASS
+
+
+def test_steps_that_agree_in_all_blocks_may_be_chance_and_are_confirmed() -> None:
+    """A request that comes a moment late costs a step: in short cells a tenth of all, and now and then in each of a few blocks."""
+    steps = "steps_per_output_token"
+    equal = {"a": 1.0, "b": 1.0}
+    few = gated(with_counter(equal, steps, 2, a=1.0, b=1.12), options(steps))
+    assert few.verdict == INCONCLUSIVE
+    assert "a verdict needs 5" in few.points[0].why
+    first = gated(with_counter(equal, steps, 5, a=1.0, b=1.12), options(steps))
+    assert [row.verdict for row in first.points] == [SUSPECTED]
+    assert confirm(first, first).verdict == REGRESSION
+    assert confirm(first, gated(with_counter(equal, steps, 5, a=1.0, b=1.0), options(steps))).verdict == PASS
+    assert gated(with_counter(equal, steps, 2, a=1.0, b=1.04), options(steps)).verdict == PASS, "within the margin"
 
 
 def test_margins_go_by_metric_before_kind_and_are_wider_on_shared_machines() -> None:
