@@ -181,7 +181,7 @@ def test_steps_that_agree_in_all_blocks_may_be_chance_and_are_confirmed() -> Non
     assert few.verdict == INCONCLUSIVE
     assert "a verdict needs 5" in few.points[0].why
     first = gated(with_counter(equal, steps, 5, a=1.0, b=1.12), options(steps))
-    assert [row.verdict for row in first.points] == [SUSPECTED]
+    assert {row.verdict for row in first.points} == {SUSPECTED}
     assert confirm(first, first).verdict == REGRESSION
     assert confirm(first, gated(with_counter(equal, steps, 5, a=1.0, b=1.0), options(steps))).verdict == PASS
     assert gated(with_counter(equal, steps, 2, a=1.0, b=1.04), options(steps)).verdict == PASS, "within the margin"
