@@ -9,7 +9,7 @@ from typing import Any
 
 from results.comparison import Comparison, Options, compare
 from results.comparison_points import Side
-from results.errors import EXIT_INCONCLUSIVE, DynoError, UnknownNameError, UsageError
+from results.errors import UnknownNameError, UsageError
 from results.report_audit import unlike_settings
 from results.report_format import listed, plural
 from results.report_readings import readings_of, shown_scope
@@ -20,10 +20,8 @@ _HOST = {"cpu": "CPU", "cores_usable": "usable cores", "memory_bytes": "memory"}
 _GIB = 2**30
 
 
-class NotComparableError(DynoError):
-    """Two runs that differ in what must be the same, or share no point: there is no answer."""
-
-    exit_code = EXIT_INCONCLUSIVE
+class NotComparableError(UsageError):
+    """Two runs that differ in what must be the same, or share no point: no number of blocks would give an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def compare_run(run: RunFacts, options: Options, base: str | None = None) -> lis
     single engine and UnknownNameError."""
     labels = run.labels
     if base is not None and base not in labels:
-        raise UnknownNameError("engine", base, labels)
+        raise UnknownNameError("engine", base, labels, f"Looked in {run.name}.")
     first = base or (labels[0] if labels else "")
     others = [label for label in labels if label != first]
     if not others:
@@ -82,17 +80,22 @@ def compare_run(run: RunFacts, options: Options, base: str | None = None) -> lis
 
 
 def compare_runs(
-    a: RunFacts, b: RunFacts, options: Options, engines: tuple[str, str] | None = None, disregard: bool = False
+    a: RunFacts,
+    b: RunFacts,
+    options: Options,
+    engines: tuple[str | None, str | None] = (None, None),
+    disregard: bool = False,
 ) -> list[Comparison]:
-    """Two runs: engines of the same label, else the only engine of each; unpaired, since runs share no block.
+    """Two runs: engines of the same label, else the only engine of each; unpaired, since runs share no block. `engines` names one
+    of each: where only one is named, the other is the first of its run, or of the same label in `b`.
 
     Raises NotComparableError where machine, device, model or precision differ (unless `disregard`, which is said with the
     result) or no point is common; UsageError where it is not plain which engines are meant.
     """
-    pairs = [engines] if engines else _pairs(a, b)
+    pairs = _pairs(a, b, *engines)
     for run, label in [(a, pairs[0][0]), (b, pairs[0][1])]:
         if label not in run.labels:
-            raise UnknownNameError("engine", label, run.labels)
+            raise UnknownNameError("engine", label, run.labels, f"Looked in {run.name}.")
     cells = [*a.cells, *b.cells]
     readings, scope = readings_of(cells), shown_scope(cells)
     found = []
@@ -133,7 +136,10 @@ def unlike_runs(a: RunFacts, b: RunFacts) -> list[str]:
     return found
 
 
-def _pairs(a: RunFacts, b: RunFacts) -> list[tuple[str, str]]:
+def _pairs(a: RunFacts, b: RunFacts, base: str | None, other: str | None) -> list[tuple[str, str]]:
+    if (base or other) and a.labels and b.labels:
+        base = base or a.labels[0]
+        return [(base, other or (base if base in b.labels else b.labels[0]))]
     same = [(label, label) for label in a.labels if label in b.labels]
     if same:
         return same

@@ -51,7 +51,7 @@ class GateRun:
                 f"{self.facts.name} has the engines {listed(labels) or 'none'}: name the {what} as {self.facts.name}:LABEL."
             )
         if label not in labels:
-            raise UnknownNameError("engine", label, labels)
+            raise UnknownNameError("engine", label, labels, f"Looked in {self.facts.name}.")
         return label
 
     @property

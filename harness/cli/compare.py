@@ -30,7 +30,7 @@ def compare(
     confidence: Annotated[str, typer.Option(metavar="95%", help="That of each interval.")] = "95%",
     base: Annotated[str | None, typer.Option(help="The engine to compare with.", show_default="the first")] = None,
     other: Annotated[
-        str | None, typer.Option(help="With RUN2: the engine of it, where labels differ.", show_default=False)
+        str | None, typer.Option(help="With RUN2: the engine of it.", show_default="the same label, else its first")
     ] = None,
     allow_differences: Annotated[
         bool,
@@ -44,8 +44,8 @@ def compare(
 
     Example: `dyno compare runs/demo --margin 2%`
 
-    The unit is the block (`dyno sweep --blocks 5` makes five). Exit code 3 where no point of the primary metric got a
-    verdict, or two runs cannot be compared.
+    The unit is the block (`dyno sweep --blocks 5` makes five). Exit code 2 where two runs cannot be compared, 3 where no
+    point of the primary metric got a verdict.
     """
     from harness.cli.amounts import share
     from harness.cli.console import CalmConsole
@@ -92,11 +92,7 @@ def _compare(
         data.append(load_report_data(store, summary))
     if len(facts) == 1:
         return compare_run(facts[0], options, base), data
-    a, b = facts
-    engines = None
-    if base is not None or other is not None:
-        engines = (base or other or "", other or base or "")
-    return compare_runs(a, b, options, engines, disregard), data
+    return compare_runs(facts[0], facts[1], options, (base, other), disregard), data
 
 
 def _asdict(point: ParetoPoint) -> dict[str, Any]:

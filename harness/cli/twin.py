@@ -53,7 +53,7 @@ def twin(
     labels = [engine.label for engine in experiment.engines]
     for label in fit_on or []:
         if label not in labels:
-            raise UnknownNameError("engine", label, labels)
+            raise UnknownNameError("engine", label, labels, f"Looked in {store.path.name}.")
     if fit_on and not set(labels) - set(fit_on):
         raise UsageError(
             f"--fit-on names every engine of {store.path.name}, so none is left to predict: leave out one of"

@@ -210,7 +210,7 @@ def test_runs_of_unlike_machine_device_or_model_are_refused_unless_told(change: 
     with pytest.raises(NotComparableError) as refused:
         compare_runs(a, b, Options())
     assert word in str(refused.value)
-    assert refused.value.exit_code == 3
+    assert refused.value.exit_code == 2
     found = compare_runs(a, b, Options(), disregard=True)[0]
     assert any(word in item for item in found.unlike), "an override is labelled"
 
@@ -220,7 +220,7 @@ def test_runs_that_differ_in_the_driver_alone_are_refused_unless_told() -> None:
     b = run(cells({"e": 1.1}, seed=2), "other", device={"name": "H200", "driver": "590"})
     with pytest.raises(NotComparableError, match=r"are not comparable: driver 580 / 590\.") as refused:
         compare_runs(a, b, Options())
-    assert refused.value.exit_code == 3
+    assert refused.value.exit_code == 2
     assert compare_runs(a, b, Options(), disregard=True)[0].unlike == ["driver 580 / 590"]
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from harness.cli.commands import app
+from results.errors import UsageError
 from results.store import RunStore
+from tests.harness.cli.conftest import Result
 from tests.results.builders import CellEdit, synthetic_run
 from tests.results.simulation import Schedule
 
@@ -90,6 +93,40 @@ def test_two_runs_are_compared_by_label_and_unpaired(tmp_path: Path) -> None:
     assert "unpaired" in text
     code, text = invoke(str(one.path), str(two.path), "--base", "ref-a", "--other", "ref-b", "--json")
     assert [(c["base"], c["other"]) for c in json.loads(text)["comparisons"]] == [("ref-a", "ref-b")]
+
+
+@pytest.mark.parametrize(
+    ("words", "pair"),
+    [
+        (("--other", "tuned"), ("ref-a", "tuned")),
+        (("--other", "ref-b"), ("ref-a", "ref-b")),
+        (("--base", "ref-b"), ("ref-b", "ref-b")),
+        (("--base", "ref-a"), ("ref-a", "tuned")),
+        (("--base", "ref-b", "--other", "tuned"), ("ref-b", "tuned")),
+    ],
+)
+def test_of_two_runs_one_engine_may_be_named(tmp_path: Path, words: tuple[str, ...], pair: tuple[str, str]) -> None:
+    one = synthetic_run(tmp_path, ("ref-a", "ref-b"), (1,), name="one")
+    two = synthetic_run(tmp_path, ("tuned", "ref-b"), (1,), name="two")
+    code, text = invoke(str(one.path), str(two.path), *words, "--json")
+    assert code == 3, "one block"
+    assert [(c["base"], c["other"]) for c in json.loads(text)["comparisons"]] == [pair]
+
+
+def test_an_unknown_engine_is_told_with_the_run_that_was_looked_in(tmp_path: Path) -> None:
+    one, two = (synthetic_run(tmp_path, batches=(1,), name=name).path for name in ("one", "two"))
+    for words, where in ((("--base", "x"), "one"), (("--other", "x"), "two")):
+        with pytest.raises(UsageError, match=f"Unknown engine 'x'.*Looked in {where}"):
+            invoke(str(one), str(two), *words)
+    with pytest.raises(UsageError, match="Looked in one"):
+        invoke(str(one), "--base", "x")
+
+
+def test_runs_of_different_models_are_refused_with_their_exit_code(tmp_path: Path, dyno: Callable[..., Result]) -> None:
+    one, two = (synthetic_run(tmp_path, batches=(1,), name=name, model=name).path for name in ("one", "two"))
+    found = dyno("compare", str(one), str(two))
+    assert (found.code, found.out) == (2, "")
+    assert "model one / two" in found.err
 
 
 def test_too_few_blocks_are_inconclusive_with_their_exit_code(tmp_path: Path) -> None:
