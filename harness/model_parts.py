@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.models import ModelRef, resolve_model
 from harness.models.planning import find_config, vocabulary
-from results.errors import DynoError, UsageError
+from results.errors import DynoError, UnknownNameError, UsageError
 from workloads.base import Vocabulary
 
 
@@ -35,7 +35,9 @@ def model_parts(name: str, tokenizer: str | None, needs_folder: bool) -> ModelPa
     try:
         return ModelParts(None, vocabulary(name), find_config(name).config)
     except DynoError as error:
+        # That the name is of no known model was said; what else failed was not.
+        why = "" if isinstance(error, UnknownNameError) else f" {error}"
         raise UsageError(
-            f"Prompts are random token ids, and the vocabulary of {name!r} is not known here. Say whose it is with --tokenizer "
-            f"(a folder, a known model, or a shipped name such as llama-3-8b). {error}"
+            f"Prompts are random token ids, and the vocabulary of {name!r} is not known here. Say whose it is with --tokenizer: a "
+            f"folder, or a known model such as llama-3-8b (`dyno models` lists them).{why}"
         ) from error

@@ -15,6 +15,8 @@ EXIT_USAGE = 2
 EXIT_INCONCLUSIVE = 3
 EXIT_ENVIRONMENT = 4
 EXIT_INTERRUPTED = 130
+# So many known names are told whole; of more only the nearest: nobody reads a paragraph of names.
+_MOST_NAMES, _NEAREST = 16, 6
 
 
 class DynoError(Exception):
@@ -30,7 +32,8 @@ class UsageError(DynoError):
 
 
 class UnknownNameError(UsageError):
-    """A name that is not in a closed set; lists the known ones and the nearest."""
+    """A name that is not in a closed set; lists the known ones and the nearest. `hint` names the command that lists them, where
+    they are many."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         names = sorted(known)
@@ -38,7 +41,11 @@ class UnknownNameError(UsageError):
         message = f"Unknown {kind} {name!r}."
         if near:
             message += f" Did you mean {near[0]!r}?"
-        message += f" Known: {', '.join(names) if names else 'none'}."
+        if len(names) > _MOST_NAMES:
+            nearest = difflib.get_close_matches(name, names, n=_NEAREST, cutoff=0)
+            message += f" The nearest of {len(names)} known: {', '.join(nearest)}."
+        else:
+            message += f" Known: {', '.join(names) or 'none'}."
         super().__init__(f"{message} {hint}".rstrip())
         self.kind, self.name, self.known, self.nearest = kind, name, names, near[0] if near else None
 

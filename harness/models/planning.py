@@ -18,6 +18,8 @@ from results.errors import UnknownNameError, UsageError
 from results.parameters import positive_int
 from workloads.base import Vocabulary
 
+_LISTED = "`dyno models` lists them"
+
 
 @dataclass(frozen=True, slots=True)
 class FoundConfig:
@@ -56,7 +58,7 @@ def find_config(name_or_path: str | Path, *, root: Path | None = None) -> FoundC
         raise no_such_folder(path)
     if (file_of_id := _hub_config(text)) is not None:
         return FoundConfig(text, read_json(file_of_id, text), file_of_id.parent)
-    hint = "A folder, a config.json or the id of a model in the Hugging Face cache is accepted as well."
+    hint = f"{_LISTED}. A folder, a config.json or the id of a model in the Hugging Face cache is accepted as well."
     raise UnknownNameError("model", text, _names(), hint)
 
 
@@ -69,7 +71,7 @@ def _hub_config(model_id: str) -> Path | None:
     if reason := hub.why_not():
         raise ModelFetchError(
             f"There is no config.json of {model_id} (looked in {Path.cwd()} and in the Hugging Face cache "
-            f"{hub.cache_folder()}), and {reason}. Name a local folder or one of: {', '.join(_names())}."
+            f"{hub.cache_folder()}), and {reason}. Name a local folder or a known model: {_LISTED}."
         )
     return hub.download(model_id, "config.json")
 
