@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reports.tables import ESTIMATE, SHORT, Column, columns_of
+from results.reasons import NO_WINDOW
 from results.report_data import ReportData
 from results.report_format import compact, count, listed, plural
 from results.report_reasons import evidence_groups
@@ -186,7 +187,8 @@ def _print_notes(data: ReportData, console: Console, width: int, names: dict[str
 
 
 def _print_reasons(data: ReportData, console: Console, width: int) -> None:
-    """SUSPECT and INVALID reasons in words, with what was seen, where, and the advice; notes in one sentence."""
+    """SUSPECT and INVALID reasons in words, with what was seen, where, and the advice; notes in one sentence, but for that of the
+    window."""
     for row in data.reasons:
         if row.severity == "note":
             continue
@@ -200,7 +202,12 @@ def _print_reasons(data: ReportData, console: Console, width: int) -> None:
             console.print(Padding(Text(plain(text)), (0, 0, 0, 2), expand=False), width=width)
         if row.advice:
             console.print(Padding(Text(plain(row.advice), style="dim"), (0, 0, 0, 2), expand=False), width=width)
-    notes = list(dict.fromkeys(plain(r.words[:1].lower() + r.words[1:]) for r in data.reasons if r.severity == "note"))
+    for row in data.reasons:
+        if row.code == NO_WINDOW:  # what the figures are of, and the one note that a flag takes away
+            text = f"{row.words} ({row.code}) in {plural(len(row.evidence), 'cell')}. {row.advice}"
+            console.print(Text(plain(text), style="dim"), width=width)
+    left = [r for r in data.reasons if r.severity == "note" and r.code != NO_WINDOW]
+    notes = list(dict.fromkeys(plain(r.words[:1].lower() + r.words[1:]) for r in left))
     if notes:
         text = f"Noted, and no fault of a number: {listed(notes, 4)}. The report tells more."
         console.print(Text(text, style="dim"), width=width)

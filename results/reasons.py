@@ -59,6 +59,7 @@ class Row:
 
 # A note, since no figure but the uses and shares rests on it; these are told among what not to trust.
 CEILING_REFUTED = "ceiling_refuted"
+NO_WINDOW = "no_window"
 
 _N, _S, _I = Severity.NOTE, Severity.SUSPECT, Severity.INVALID
 
@@ -538,10 +539,11 @@ REASONS: tuple[Row, ...] = (
         rules.no_kernel_stamps,
     ),
     Row(
-        "no_window",
+        NO_WINDOW,
         _N,
         "No steady-state window",
-        "Compare whole-cell figures with each other only.",
+        "Compare whole-cell figures with each other only. A longer --duration (120s, say) or more --requests gives a window, as long as "
+        "the evidence says it must be; a ramp or a schedule never has one.",
         rules_steady.no_window,
     ),
     Row(

@@ -342,6 +342,7 @@ def print_plan(experiment: Experiment, folder: Path, console: Console, as_json: 
     from harness.load_workers import WorkerChoice
     from harness.models.planning import find_config
     from harness.plan_cost import cost_sentence, plan_cost
+    from harness.plan_window import short_of_window
     from harness.planners import planner_for
     from harness.runner import check_asked
     from results.audit_kv import asked_in_tokens
@@ -388,6 +389,8 @@ def print_plan(experiment: Experiment, folder: Path, console: Console, as_json: 
         console.print(f"Client, {line}", markup=False, highlight=False)
     if more := open_end(experiment):
         console.print(more, markup=False, highlight=False)
+    if short := short_of_window(cells):
+        console.print(short, style="dim", markup=False, highlight=False)
 
 
 def open_end(experiment: Experiment) -> str:

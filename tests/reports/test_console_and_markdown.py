@@ -154,12 +154,16 @@ def test_reasons_are_told_in_words_with_what_was_seen_and_notes_in_one_sentence(
     cells = grid()
     cells[0] = flawed("SUSPECT", "client_lag", "lag 12 ms")(cells[0])
     cells[1] = flawed("INVALID", "server_died", "exit code -9")(cells[1])
+    cells[2]["reasons"].append(
+        {"code": "clock_unknown", "severity": "note", "words": "Clock unknown", "advice": "None."}
+    )
     data = data_of(tmp_path, cells)
     said = " ".join(printed(data).split())
     assert "SUSPECT client lag (client_lag), 1 cell reference, 128 in / 64 out, batch 1: lag 12 ms" in said
     assert "INVALID server died (server_died), 1 cell reference, 128 in / 64 out, batch 4: exit code -9" in said
-    assert "no window. The report tells more." in said
-    assert "no_window" not in said
+    assert "Noted, and no fault of a number: clock unknown. The report tells more." in said
+    # Of all notes the one that says what the figures are of, and the way out, is never among "and 8 more".
+    assert "No window (no_window) in 6 cells. None needed." in said
     markdown = render_markdown(data)
     assert r"client lag (client\_lag, suspect, 1 cell)" in markdown
     assert "reference, 128 in / 64 out, batch 1: lag 12 ms" in markdown

@@ -121,3 +121,25 @@ def test_times_are_read_with_their_units() -> None:
     with pytest.raises(UsageError, match="at most"):
         seconds("--duration", "9999h")
     assert positive_numbers("--rate", "2, 0.5,2", "1") == [2.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("words", "short"),
+    [
+        (("--concurrency", "1,8"), "1 of 2 cells"),  # by default four requests a slot, but 16 at the least
+        (("--concurrency", "8", "--requests", "96"), ""),
+        (("--concurrency", "8", "--requests", "95"), "1 of 1 cell"),
+        (("--concurrency", "8", "--duration", "120s"), ""),
+        (("--concurrency", "8", "--duration", "30s"), "1 of 1 cell"),
+        (("--batch", "8", "--exact-lengths", "--blocks", "2"), "2 of 2 cells"),
+        (("--rate", "1", "--duration", "20s"), "1 of 1 cell"),
+        (("--rate", "1"), ""),
+        (("--ramp", "1:5", "--duration", "20s"), ""),
+    ],
+)
+def test_a_plan_says_which_cells_are_too_short_for_a_steady_window(
+    dyno: Callable[..., Any], words: tuple[str, ...], short: str
+) -> None:
+    said = " ".join(dyno(*SWEEP, *words, "--dry-run").out.split())
+    assert f"No steady window is to be expected in {short}: " in said if short else "steady window" not in said
+    assert ("--duration 120s" in said) == bool(short)
