@@ -105,8 +105,7 @@ class LiveObserver(LineObserver):
         super().__init__(console)
         self._cost = CostSoFar()
         self._now = Now()
-        # Not started before there is something to show; drawn anew four times a second, so that the clocks go on.
-        self._live = Live(console=console, refresh_per_second=4, transient=True, get_renderable=self._view)
+        self._live = self._new_live()
 
     def run_started(self, planned: Sequence[Cell], committed: Collection[str]) -> None:
         super().run_started(planned, committed)
@@ -118,7 +117,10 @@ class LiveObserver(LineObserver):
         self._cost.session_began(engine, block, time.monotonic())
         self._now.session += 1
         self._now.idle(f"starting {engine}" if log else f"attaching to {engine}", log)
-        self._live.start()
+        if not self._live.is_started:
+            # One that was stopped remembers its height, and would wipe that much of what was printed since.
+            self._live = self._new_live()
+            self._live.start()
 
     def session_waiting(self, engine: str, elapsed_s: float, limit_s: float, phase: str) -> None:
         parts = [f"{clock(elapsed_s)} of at most {clock(limit_s)}", *([phase] if phase else [])]
@@ -148,6 +150,10 @@ class LiveObserver(LineObserver):
         self._cost.left_out(str(entry.get("id")))
         super().cell_skipped(entry)
         self._now.done = self._done
+
+    def _new_live(self) -> Live:
+        """Not started before there is something to show; drawn anew four times a second, so that the clocks go on."""
+        return Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._view)
 
     def _view(self) -> Text:
         at = time.monotonic()

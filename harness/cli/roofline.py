@@ -163,7 +163,8 @@ def _print_ceilings(console: Console, answer: dict[str, Any]) -> None:
     table.add_row("fit", *(f"{row['requests']:,} " for row in answer["fits"]), style="bold")
     console.print(table)
     used = f"{100 * answer['device']['memory_fraction']:.0f} % of {_memory(answer)}"
-    console.print("[dim]c    more than half of the step is compute-bound[/dim]")
+    if any(p["fits"] and p["bound"] == "compute" for p in answer["ceilings"]):
+        console.print("[dim]c    more than half of the step is compute-bound[/dim]")
     console.print(f"[dim]fit  requests of that context beside the weights, in {used}[/dim]")
     for context in answer["beyond_positions"]:
         console.print(f"{context:,} is longer than the model's {answer['positions']:,} positions", style="yellow")
@@ -222,9 +223,12 @@ def _print_changes(console: Console, answer: dict[str, Any]) -> None:
         console.print(
             f"[dim]{words[:1].upper()}{words[1:]} change{'s' if len(rows) == 1 else ''} next to nothing: {why}.[/dim]"
         )
-    console.print(
-        "[dim]By half of what a block is larger a request loses more in the mean. A ceiling is no forecast: measure.[/dim]"
-    )
+    if any(row["words"].startswith("blocks of") for row in found["at"]):
+        console.print(
+            "[dim]On average half of a request's last block stays empty; the rows of larger blocks count the tokens that "
+            "are then empty beyond those of the blocks asked for.[/dim]"
+        )
+    console.print("[dim]A ceiling is no forecast: measure.[/dim]")
 
 
 def _table(headings: list[str]) -> Table:

@@ -165,6 +165,20 @@ def test_on_a_terminal_finished_cells_stay_and_the_view_is_gone_at_the_end(monke
     assert said.endswith(("\x1b[2K", "\x1b[?25h"))
 
 
+def test_the_view_of_a_later_session_wipes_nothing_that_was_printed_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = _Terminal()
+    observer = LiveObserver(Console(file=out, width=80))
+    cells = planned(batches=(1,))
+    observer.run_started(cells, ())
+    for block in (0, 1):
+        before = len(out.getvalue())
+        observer.session_starting("e0", block, "runs/x/server.log")
+        observer.session_ended("e0")
+        # The first thing drawn: no line above it is gone to.
+        assert "\x1b[1A" not in out.getvalue()[before:].split("log runs/x")[0]
+
+
 def test_a_long_start_says_every_half_minute_how_far_it_is_and_how_long_it_may_take() -> None:
     out = io.StringIO()
     observer = LineObserver(Console(file=out, width=80))

@@ -47,6 +47,16 @@ def test_llama_3_8b_on_an_h200(dyno: Callable[..., Any]) -> None:
     assert fits[4096] == int((0.9 * 141 * 2**30 - 16_060_522_496) // (4096 * 131_072))
 
 
+def test_the_legend_names_only_what_stands_in_the_table(dyno: Callable[..., Any]) -> None:
+    plain = dyno("roofline", "llama-3-8b", "--device", "H100").out
+    bound = dyno("roofline", "llama-3-8b", "--device", "H100", "--batch", "512", "--context", "128").out
+    legend = "more than half of the step is compute-bound"
+    assert legend not in plain
+    assert legend in bound
+    assert "last block stays empty" in plain
+    assert "last block" not in dyno("roofline", "llama-3-8b", "--block-size", "512").out
+
+
 def test_what_sharing_kv_heads_a_smaller_cache_and_larger_blocks_change(dyno: Callable[..., Any]) -> None:
     found = answer(dyno, "llama-3-8b", "--context", "4096")["changes"]
     rows = {row["words"]: row for row in found["at"]}
