@@ -12,14 +12,27 @@ from typing import Any
 
 import orjson
 
-from results.errors import StoreError
+from results.errors import StoreError, UsageError
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def check_writable(flag: str, path: Path) -> None:
+    """Refuse a file that cannot be written before the work that fills it. Raises UsageError naming the flag."""
+    if os.path.isdir(path):
+        raise UsageError(f"{flag}: {path} is a folder. Name a file in it.")
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        raise UsageError(f"{flag}: {path} cannot be written, {folder} is no folder. Make it, or name a file elsewhere.")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise UsageError(
+            f"{flag}: {path} cannot be written: permission denied. Name another file, or mend the rights of this one."
+        )
+
+
+def write_atomic(path: Path, data: bytes, flag: str = "--out") -> None:
     """Replace `path` by `data`. A link keeps pointing where it does, and a device or pipe (/dev/stdout) is written into, never
-    replaced. Raises StoreError (with the free space where the disk is full)."""
+    replaced. Raises StoreError (with the free space where the disk is full, and `flag` where another place would do)."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        return _write_into(path, data)
+        return _write_into(path, data, flag)
     path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -32,15 +45,15 @@ def write_atomic(path: Path, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise store_error(path, error) from error
+        raise store_error(path, error, flag) from error
 
 
-def _write_into(path: Path, data: bytes) -> None:
+def _write_into(path: Path, data: bytes, flag: str) -> None:
     try:
         with path.open("wb") as file:
             file.write(data)
     except OSError as error:
-        raise store_error(path, error) from error
+        raise store_error(path, error, flag) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -52,8 +65,8 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def store_error(path: Path, error: OSError) -> StoreError:
-    """An OSError met while writing `path`, in words."""
+def store_error(path: Path, error: OSError, flag: str = "--out") -> StoreError:
+    """An OSError met while writing `path`, which `flag` names, in words."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
         free = shutil.disk_usage(where).free
@@ -62,7 +75,7 @@ def store_error(path: Path, error: OSError) -> StoreError:
             "room and run the same command again to complete the run."
         )
     return StoreError(
-        f"Cannot write {path}: {error.strerror or error}. Name a folder that can be written with --out, or mend the rights of this one."
+        f"Cannot write {path}: {error.strerror or error}. Name a place that can be written with {flag}, or mend the rights of this one."
     )
 
 

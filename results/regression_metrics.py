@@ -68,11 +68,22 @@ def gate_metric(text: str) -> GateMetric:
     raise UnknownNameError("metric", text, {*GATE_METRICS, *comparable_metrics()})
 
 
+def _of_margin(text: str) -> str:
+    """What a margin is of: a kind, or the id of a metric. Raises UnknownNameError."""
+    if text in KINDS:
+        return text
+    try:
+        return gate_metric(text).id
+    except UnknownNameError as error:
+        kinds = f"Kinds: {', '.join(KINDS)}; any other is a metric."
+        raise UnknownNameError("kind or metric of a margin", text, [*KINDS, *error.known], kinds) from None
+
+
 def chosen(metrics: Sequence[str], margins: Mapping[str, float], shared: bool = False) -> list[GateMetric]:
     """The metrics of a gate with their margins. `metrics`: those asked for, all of the table where it is empty. `margins`: by
     metric or by kind, the metric's own first. `shared`: the margins of small shared machines where none is named."""
     found = [gate_metric(text) for text in metrics] or list(GATE_METRICS.values())
-    named = {name if name in KINDS else gate_metric(name).id: margin for name, margin in margins.items()}
+    named = {_of_margin(name): margin for name, margin in margins.items()}
     out = []
     for metric in dict.fromkeys(found):
         # A metric whose margin is wider than its kind's keeps it.

@@ -31,11 +31,14 @@ def regress(
         typer.Option(
             metavar="5%|wall=10%|ttft_ms.p50=15%",
             help="How much worse is no regression: of all, of a kind (wall, cpu, counter) or of a metric.",
-            show_default="wall 5%, cpu 5%, counter 2%",
+            show_default="wall 5%, cpu 5%, counter 2%; steps and KV blocks 5%",
         ),
     ] = None,
     shared: Annotated[
-        bool, typer.Option("--shared", help="Margins of a small shared machine: wall 15%, cpu 7%, counter 2%.")
+        bool,
+        typer.Option(
+            "--shared", help="Margins of a small shared machine: wall 15%, cpu 7%, counter 2%; steps and KV blocks 5%."
+        ),
     ] = False,
     effect: Annotated[
         str | None,
@@ -75,7 +78,7 @@ def regress(
     from harness.cli.amounts import share
     from harness.gate import confirmed, measured
     from results.errors import EXIT_BAD_ANSWER, EXIT_INCONCLUSIVE, EXIT_OK, UsageError
-    from results.files import store_error, to_json, write_atomic
+    from results.files import check_writable, store_error, to_json, write_atomic
     from results.regression import FAILED, INCONCLUSIVE, PASS, REGRESSION, GateOptions
     from results.regression_metrics import KINDS, chosen
 
@@ -92,25 +95,29 @@ def regress(
         confidence=share("--confidence", confidence),
         effect=share("--effect", effect) if effect is not None else None,
     )
+    for flag, path in (("--markdown", markdown), ("--junit", junit), ("--json-file", json_file)):
+        if path is not None:
+            check_writable(flag, path)
     first = measured(sides, baseline, options, allow_differences)
     gate = confirmed(first, options, allow_differences, confirm, confirmation)
     document = to_json(gate.to_dict())
     from reports.regression import gate_junit, gate_markdown
 
+    # The verdict first: a file that cannot be written after all must not lose it.
+    if as_json:
+        typer.echo(document.decode(), nl=False)
+    else:
+        _print(gate)
     if markdown is not None:
         try:
             with markdown.open("a", encoding="utf-8") as file:
                 file.write(gate_markdown(gate))
         except OSError as error:
-            raise store_error(markdown, error) from error
+            raise store_error(markdown, error, "--markdown") from error
     if junit is not None:
-        write_atomic(junit, gate_junit(gate).encode())
+        write_atomic(junit, gate_junit(gate).encode(), "--junit")
     if json_file is not None:
-        write_atomic(json_file, document)
-    if as_json:
-        typer.echo(document.decode(), nl=False)
-    else:
-        _print(gate)
+        write_atomic(json_file, document, "--json-file")
     codes = {PASS: EXIT_OK, REGRESSION: EXIT_BAD_ANSWER, FAILED: EXIT_BAD_ANSWER, INCONCLUSIVE: EXIT_INCONCLUSIVE}
     raise typer.Exit(codes[gate.verdict])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 from collections.abc import Callable
@@ -120,6 +121,30 @@ def test_every_output_says_the_same(slow: RunStore, tmp_path: Path, dyno: Dyno) 
     assert "smallest worsening" in " ".join(found.out.split())
 
 
+def test_a_file_that_cannot_be_written_after_all_does_not_lose_the_verdict(
+    slow: RunStore, tmp_path: Path, dyno: Dyno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("results.files.os.fsync", full)
+    for flag in ("--junit", "--json-file"):
+        found = dyno("regress", str(slow.path), flag, str(tmp_path / "gate"))
+        assert found.code == 4
+        assert "INCONCLUSIVE" in found.out
+        assert "No space left while writing" in found.err
+
+
+def test_nothing_is_measured_for_a_file_that_cannot_be_written(
+    slow: RunStore, tmp_path: Path, dyno: Dyno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.gate.subprocess.run", lambda *_, **__: pytest.fail("measured"))
+    for flag in ("--junit", "--markdown", "--json-file"):
+        found = dyno("regress", str(slow.path), "--confirm", flag, str(tmp_path / "none" / "x"))
+        assert (found.code, found.out) == (2, "")
+        assert f"{flag}: " in found.err
+
+
 def test_failed_requests_and_missing_cells_fail_the_gate(tmp_path: Path, dyno: Dyno) -> None:
     invalid = synthetic_run(tmp_path, blocks=2, edit=fail_requests("http_error", 99), name="invalid")
     junit = tmp_path / "gate.xml"
@@ -153,7 +178,11 @@ def test_markup_in_names_stays_text(tmp_path: Path, dyno: Dyno) -> None:
         (("{run}:ref-a", "{run}:ref-c"), "Unknown engine"),
         (("{run}:ref-a", "{run}:ref-a"), "against itself"),
         (("{run}", "{run}", "{run}"), "two sides"),
-        (("{run}", "--margin", "walls=3%"), "Unknown metric"),
+        (("{run}", "--margin", "wal=3%"), "Did you mean 'wall'? The nearest"),
+        (("{run}", "--margin", "speed=3%"), "Kinds: wall, cpu, counter;"),
+        (("{run}", "--junit", "{run}"), "--junit: "),
+        (("{run}", "--markdown", "{run}/none/x.md"), "--markdown: "),
+        (("{run}", "--json-file", "{run}/manifest.json/x.json"), "--json-file: "),
         (("{run}", "--margin", "300%"), "--margin"),
         (("{run}", "--metric", "speed"), "Unknown metric"),
         (("{run}", "--confirm", "--confirmation", "{run}"), "one of them"),
