@@ -100,6 +100,17 @@ def test_a_job_that_gates_keeps_its_evidence_whatever_happens(path: str) -> None
     assert keep["if"] == "always()"
 
 
+def test_the_template_installs_dyno_from_a_clone_for_it_is_on_no_index() -> None:
+    env, steps = workflow("docs/ci/perf-gpu.yml")
+    (clone,) = (step["with"] for step in steps if "repository" in step.get("with", {}))
+    assert clone == {"repository": "${{ env.DYNO }}", "ref": "${{ env.DYNO_REF }}", "path": "dyno"}
+    (script,) = (step["run"] for step in steps if step.get("name") == "environments")
+    assert f"pip install --quiet ./{clone['path']}\n" in script
+    assert "llm-dyno" not in script
+    head = (ROOT / "docs/ci/perf-gpu.yml").read_text().split("\nname:")[0]
+    assert {name for name in env if name.startswith("DYNO")} == {name for name in ("DYNO", "DYNO_REF") if name in head}
+
+
 def statuses(path: str, step: str, folder: Path, dyno: str) -> dict[int, bool]:
     """Whether a step fails, by the exit code of the `dyno` in it."""
     _, steps = workflow(path)
