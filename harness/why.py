@@ -138,14 +138,16 @@ def answer(question: Question, observer: Observer, command: list[str]) -> tuple[
         if launches and missing:
             keep_ceilings(store)
         outcome = Runner(experiment, planner, store, parts.model, parts.vocabulary, observer).run()
-        document = conclude(question, outcome.summary.get("cells", []), planner.out_of_budget)
+        document = conclude(question, outcome.summary.get("cells", []), planner.out_of_budget, outcome.interrupted)
         write_atomic(question.folder / "why.json", to_json(document))
     return document, outcome
 
 
-def conclude(question: Question, cells: Sequence[Mapping[str, Any]], out_of_budget: bool = False) -> dict[str, Any]:
+def conclude(
+    question: Question, cells: Sequence[Mapping[str, Any]], out_of_budget: bool = False, interrupted: bool = False
+) -> dict[str, Any]:
     """The elasticities from the cells that were measured, what they decide, and whether the cell's own factors agree.
-    `out_of_budget`: the budget, and not the number of pairs asked for, ended it."""
+    `out_of_budget`, `interrupted`: that, and not the number of pairs asked for, ended it."""
     by_id = {cell["id"]: throughput(cell) for cell in cells}
     found: list[Elasticity] = []
     for place, change in enumerate(question.changes):
@@ -154,11 +156,15 @@ def conclude(question: Question, cells: Sequence[Mapping[str, Any]], out_of_budg
         pairs = [(a, b) for a, b in rates if a is not None and b is not None]
         found.append(elasticity(change.resource, change.factors, change.before, change.after, pairs))
     done = min((e.n for e in found), default=0)
-    longer = (
-        f"the budget of {seconds(question.budget_s)} ended it after {done} of {question.pairs} pairs; the same command with a "
-        "longer --budget goes on"
-    )
-    resource, words = decided(found, longer if out_of_budget else "more --pairs")
+    next_step = "more --pairs"
+    if interrupted:
+        next_step = "it was interrupted; the same command goes on"
+    elif out_of_budget:
+        next_step = (
+            f"the budget of {seconds(question.budget_s)} ended it after {done} of {question.pairs} pairs; the same command with a "
+            "longer --budget goes on"
+        )
+    resource, words = decided(found, next_step)
     limits = question.entry.get("limits") or {}
     named = {side: (limits.get(side) or {}).get("factor") for side in ("batch", "step")}
     return {

@@ -35,6 +35,7 @@ from harness.cli import (
     verify,
     why,
 )
+from harness.cli.tell import tell
 from results.errors import EXIT_ENVIRONMENT, DynoError
 
 app = typer.Typer(
@@ -77,18 +78,16 @@ def run() -> None:
     try:
         app()
     except DynoError as error:
-        print(f"dyno: {error}", file=sys.stderr)
+        tell(str(error))
         raise SystemExit(error.exit_code) from None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
-            print(
-                "dyno: No space left where the output goes: make room and run the same command again.", file=sys.stderr
-            )
+            tell("No space left where the output goes: make room and run the same command again.")
             _drop_output()
             raise SystemExit(EXIT_ENVIRONMENT) from None
         if error.filename is None:
             raise
-        print(f"dyno: {error.filename}: {error.strerror}.", file=sys.stderr)
+        tell(f"{error.filename}: {error.strerror}.")
         raise SystemExit(EXIT_ENVIRONMENT) from None
     except SystemExit as end:
         # typer makes an exit of an interrupt, without a word.

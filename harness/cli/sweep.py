@@ -10,6 +10,7 @@ import typer
 
 from harness.cli import complete
 from harness.cli.options import Backends, Engines, Url
+from harness.cli.tell import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -190,7 +191,7 @@ def sweep(
     console = CalmConsole(stderr=as_json)
     asked = build_experiment(flags)
     for combination in asked.left_out:
-        typer.echo(f"dyno: left out {combination}", err=True)
+        tell(f"left out {combination}")
     folder = out or default_folder(asked)
     if dry_run:
         print_plan(asked, folder, console, as_json)
@@ -251,7 +252,7 @@ def run_sweep(
     PLACES[experiment.workers_on].check(experiment.workers or 1, [engine.url for engine in experiment.engines])
     devices = choose(experiment.telemetry)
     if experiment.telemetry.warning:
-        print(f"dyno: {experiment.telemetry.warning}.", file=sys.stderr)
+        tell(f"{experiment.telemetry.warning}.")
     command = public_command(["dyno", *sys.argv[1:]])
     manifest = make_manifest(command, experiment.model, parts.folder, parts.config, devices)
     planner = planner_for(experiment, try_all)
@@ -285,11 +286,11 @@ def run_sweep(
             elif not quiet and outcome.summary["cells"]:
                 print_report(data, console, path)
         for label, why in outcome.failed_engines.items():
-            print(f"dyno: engine {label!r} was not measured to the end. {why}", file=sys.stderr)
+            tell(f"engine {label!r} was not measured to the end. {why}")
         if outcome.error is not None:
-            print(f"dyno: {outcome.error}", file=sys.stderr)
+            tell(str(outcome.error))
         if outcome.interrupted:
-            print("dyno: interrupted. Committed cells are kept; the same command completes the run.", file=sys.stderr)
+            tell("interrupted. Committed cells are kept; the same command completes the run.")
         return outcome.exit_code
 
 
@@ -297,7 +298,6 @@ def _verify(
     experiment: Experiment, parts: ModelParts, store: RunWriter, outcome: RunOutcome, console: Console, quiet: bool
 ) -> None:
     """Whether the run's engines give the same tokens. What cannot be verified is told, and leaves the cells as they are."""
-    import sys
     from contextlib import nullcontext
     from functools import partial
 
@@ -305,22 +305,22 @@ def _verify(
     from harness.verify.after_run import verify_run
     from results.errors import DynoError
 
-    def tell(label: str, words: str) -> None:
-        print(f"dyno: engine {label!r} was not verified. {words}", file=sys.stderr)
+    def failed(label: str, words: str) -> None:
+        tell(f"engine {label!r} was not verified. {words}")
 
     if outcome.interrupted or outcome.error is not None:
         return
     if len(experiment.engines) < 2:
-        print("dyno: --verify compares engines, and this run has one: there is nothing to compare.", file=sys.stderr)
+        tell("--verify compares engines, and this run has one: there is nothing to compare.")
         return
     try:
         with nullcontext() if quiet else console.status("Same tokens?") as status:
             say = partial(show_step, status) if status is not None else lambda label, words: None
-            document = verify_run(experiment, parts, store, outcome.failed_engines, say, tell)
+            document = verify_run(experiment, parts, store, outcome.failed_engines, say, failed)
     except KeyboardInterrupt:
         outcome.interrupted = True
     except DynoError as error:
-        print(f"dyno: the engines were not verified. {error}", file=sys.stderr)
+        tell(f"the engines were not verified. {error}")
     else:
         if document is None and not quiet:
             console.print("The engines were verified already, as they were measured.", markup=False)

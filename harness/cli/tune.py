@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.options import Backends, Engines
+from harness.cli.tell import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,7 +120,7 @@ def tune(
     ready = prepare(asked)
     folder = out or default_folder(ready)
     for note in ready.notes:
-        typer.echo(f"dyno: {note}", err=True)
+        tell(note)
     if dry_run:
         _print_plan(ready, folder, console, as_json)
         return
@@ -138,9 +139,9 @@ def tune(
         print_answer(document, console)
     for outcome in tuned.outcomes:
         if outcome.error is not None:
-            typer.echo(f"dyno: {outcome.error}", err=True)
+            tell(str(outcome.error))
         if outcome.interrupted:
-            typer.echo("dyno: interrupted. What was measured is kept; the same command completes it.", err=True)
+            tell("interrupted. What was measured is kept; the same command completes it.")
     raise typer.Exit(exit_code(tuned, document))
 
 
@@ -160,7 +161,7 @@ def _asked(flags: Any, vary: list[str], trials: str | None) -> Asked:
         own = {name: checked_values(name, values) for name, values in found.values.items()}
         label = str(found.entry["label"])
         if both := [name for name in own if name in common]:
-            typer.echo(f"dyno: {label}: its own {', '.join(both)} is searched, not that of --vary.", err=True)
+            tell(f"{label}: its own {', '.join(both)} is searched, not that of --vary.")
         named[label] = {**common, **own}
     number = positive_int("--trials", trials) if trials is not None else None
     return Asked(experiment, named, number or (TRIALS if experiment.budget_s is None else MOST_TRIALS))

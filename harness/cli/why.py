@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import complete
+from harness.cli.tell import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,9 +67,9 @@ def why(
     else:
         _print(console, document)
     for label, error in outcome.failed_engines.items():
-        print(f"dyno: engine {label!r} was not measured to the end. {error}", file=sys.stderr)
+        tell(f"engine {label!r} was not measured to the end. {error}")
     if outcome.error is not None:
-        print(f"dyno: {outcome.error}", file=sys.stderr)
+        tell(str(outcome.error))
     if outcome.interrupted or outcome.error is not None:
         raise typer.Exit(outcome.exit_code)
     if document["undetermined"]:
@@ -117,12 +118,15 @@ def _print_plan(console: Console, question: Question) -> None:
 def _print(console: Console, document: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from results.report_format import count
+    from results.report_format import count, plural
     from results.report_limits import BATCH_WORDS, STEP_WORDS
 
     words_of = {name: words for name, (words, _) in {**BATCH_WORDS, **STEP_WORDS}.items()}
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for heading in ("resource", "from, to", "tokens/s", "d ln T / d ln R", "holds?"):
+    pairs, asked = [e["pairs"] for e in document["elasticities"]], document["pairs_asked"]
+    # What ends before its time leaves some resources a pair short of the others.
+    alike = len(set(pairs)) <= 1
+    table = Table(box=None, padding=(0, 2 if alike else 1, 0, 0), pad_edge=False)
+    for heading in ("resource", "from, to", *([] if alike else ["pairs"]), "tokens/s", "d ln T / d ln R", "holds?"):
         table.add_column(heading, justify="left" if heading in ("resource", "holds?") else "right", no_wrap=True)
     for e in document["elasticities"]:
         change = "-" if e["throughput_change"] is None else f"{100 * e['throughput_change']:+.1f} %"
@@ -130,9 +134,11 @@ def _print(console: Console, document: dict[str, Any]) -> None:
         if e["low"] is not None:
             value += f" [{e['low']:+.2f}, {e['high']:+.2f}]"
         verdict = _VERDICTS[e["verdict"]]
-        table.add_row(e["resource"], f"{count(e['from'])}, {count(e['to'])}", change, value, verdict)
-    pairs, asked = min((e["pairs"] for e in document["elasticities"]), default=0), document["pairs_asked"]
-    done = f"{pairs} pairs" if pairs >= asked else f"{pairs} of {asked} pairs"
+        own = [] if alike else [f"{e['pairs']}"]
+        table.add_row(e["resource"], f"{count(e['from'])}, {count(e['to'])}", *own, change, value, verdict)
+    least, most = min(pairs, default=0), max(pairs, default=0)
+    short = "" if least >= asked else f"{least} of " if alike else f"{least} to {most} of "
+    done = f"{short}{plural(asked, 'pair')}"
     console.print(f"Cell {document['cell']} of engine {document['engine']}, {done} each:", markup=False)
     console.print(table)
     for none in document["left_out"]:

@@ -190,6 +190,30 @@ def test_where_the_budget_ended_it_the_answer_says_so_and_asks_for_no_more_pairs
     assert not enough.out_of_budget
 
 
+def test_what_was_interrupted_goes_on_by_the_same_command_and_tells_the_pairs_of_each_resource(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    import harness.why
+    from harness.cli.commands import app
+    from harness.runner import RunOutcome
+
+    asked = question(tmp_path, pairs=5)
+    rates = {"": 100.0, "max_num_seqs": 82.0, "threads": 101.0, "offered load": 100.5}
+    document = conclude(asked, summaries(replace(asked, pairs=1), rates)[:2], interrupted=True)
+    assert document["words"].endswith("it was interrupted; the same command goes on")
+    monkeypatch.setattr(harness.why, "ask", lambda *given: asked)
+    monkeypatch.setattr(harness.why, "answer", lambda *given: (document, RunOutcome(interrupted=True)))
+    shown = CliRunner().invoke(app, ["why", "run", "abc", "--quiet"], env={"COLUMNS": "80"})
+    assert shown.exit_code == 130
+    heading, columns, *rows = shown.output.splitlines()
+    assert heading == "Cell abc of engine e, 0 to 1 of 5 pairs each:"
+    place = columns.index("pairs") + len("pairs") - 1
+    assert [row[place] for row in rows[:3]] == ["1", "0", "0"]
+    assert "more --pairs" not in shown.output
+
+
 def test_no_round_is_begun_that_would_not_fit_the_budget(tmp_path: Path) -> None:
     now = [0]
 
