@@ -89,6 +89,9 @@ def build_experiment(flags: SweepFlags, engines: Sequence[dict[str, Any]] = ()) 
     data, origin = _base(flags)
     if named := [*(engines or engine_mappings(flags.backends, flags.engines, flags.url))]:
         data["engines"] = named
+    # A name that is misspelt is told before what is missing.
+    for engine in data.get("engines") or []:
+        _check_engine(engine)
     if flags.model is not None:
         data["model"] = flags.model
     if flags.tokenizer is not None:
@@ -112,8 +115,6 @@ def build_experiment(flags: SweepFlags, engines: Sequence[dict[str, Any]] = ()) 
         raise UsageError(
             "No engine named. Give --backend reference (`dyno backends` lists them), --engine, or an experiment file."
         )
-    for engine in data["engines"]:
-        _check_engine(engine)
     if flags.scale is not None:
         data = scaled(data, scale_factor(flags.scale))
     if not data.get("model"):

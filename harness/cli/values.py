@@ -60,8 +60,15 @@ def positive_number(flag: str, text: str, example: str, *, most: float = 1e6) ->
 
 def seconds(flag: str, text: str) -> float:
     """`90`, `90s`, `5m`, `1.5h` in seconds. Raises UsageError."""
-    factor = {"s": 1, "m": 60, "h": 3600}.get(text.strip()[-1:].lower())
-    number = text.strip()[:-1] if factor else text
+    word = text.strip()
+    factor = {"s": 1, "m": 60, "h": 3600}.get(word[-1:].lower())
+    number = word[:-1] if factor else word
+    try:
+        float(number)
+    except ValueError:
+        raise UsageError(
+            f"{flag}: {text!r} is no time. Times look like 90s, 20m or 3h; a number alone is seconds."
+        ) from None
     return positive_number(flag, number, "60", most=7 * 24 * 3600 / (factor or 1)) * (factor or 1)
 
 
