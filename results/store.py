@@ -26,6 +26,7 @@ import yaml
 from results.errors import StoreError, UsageError
 from results.files import read_json, store_error, sync_folder, to_json, write_atomic
 from results.records import CellRecord, SessionRecord
+from results.report_format import listed
 from results.schema import SCHEMA_VERSION
 
 _WHEN_ENOUGH = frozenset({"until_ci", "budget_s", "slo"})
@@ -48,10 +49,7 @@ class RunStore:
                 raise UsageError(
                     f"{whole} is a run, and this takes all of it, not the engine {label!r} alone: name {whole}."
                 )
-            raise UsageError(
-                f"{path} is not a run: it has no manifest.json. `dyno runs` lists the runs here, `dyno sweep --out {path}` "
-                "makes one."
-            )
+            raise UsageError(_no_run(path))
         return cls(path)
 
     @property
@@ -151,6 +149,17 @@ class RunStore:
         path = self.path / "summary.json"
         write_atomic(path, to_json(summary))
         return path
+
+
+def _no_run(path: Path) -> str:
+    """Why there is no run at `path`, and the nearest thing to do about it."""
+    if not path.exists():
+        return f"{path} is not a run: nothing is there. `dyno runs` lists the runs here, `dyno sweep --out {path}` makes one."
+    if run := next((above for above in path.parents if (above / "manifest.json").is_file()), None):
+        return f"{path} is not a run, it lies in one: name {run}."
+    if runs := [str(run) for run in find_runs(path)]:
+        return f"{path} is not a run, it holds some: name one of them, {listed(runs)} (`dyno runs {path}` lists them)."
+    return f"{path} is not a run: it has no manifest.json. `dyno runs` lists the runs here."
 
 
 class RunWriter(RunStore):

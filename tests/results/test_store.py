@@ -100,6 +100,23 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
     assert list(find_runs(tmp_path)) == []
 
 
+def test_what_is_no_run_tells_the_nearest_thing_to_do(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        RunWriter.start(tmp_path / "runs" / name, EXPERIMENT, MANIFEST).close()
+    runs, run = tmp_path / "runs", tmp_path / "runs" / "a"
+    (tmp_path / "file").touch()
+    for path, words in (
+        (run / "experiment.yaml", f"lies in one: name {run}."),
+        (run / "cells", f"lies in one: name {run}."),
+        (runs, f"name one of them, {run} and {runs / 'b'} (`dyno runs {runs}` lists them)."),
+        (runs / "c", f"`dyno sweep --out {runs / 'c'}` makes one."),
+        (tmp_path / "file", "has no manifest.json. `dyno runs` lists the runs here."),
+    ):
+        with pytest.raises(UsageError, match="is not a run") as refused:
+            RunStore.open(path)
+        assert str(refused.value).endswith(words)
+
+
 def test_a_start_that_was_cut_off_is_made_anew(tmp_path: Path) -> None:
     run = tmp_path / "r"
     for name in ("sessions", "cells"):
