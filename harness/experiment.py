@@ -98,8 +98,9 @@ class EngineSpec(BaseModel):
 
     def secrets(self) -> frozenset[str]:
         """The secret values among the environment, the options and the command."""
-        words = [*self.options, *(self.command or ()), *(self.container.args if self.container else ())]
-        return known_secrets(self.env) | hidden_words(words)
+        lists = (self.options, self.command or (), self.container.args if self.container else ())
+        # Each by itself: a flag that ends one list has no value in the next.
+        return known_secrets(self.env).union(*map(hidden_words, lists))
 
 
 class Timeouts(BaseModel):

@@ -38,7 +38,7 @@ def print_answer(document: Mapping[str, Any], console: Console) -> None:
         console.print(Text(looks, style="dim"))
     if document["arms"]:
         console.print()
-        console.print(Text("Three arms of the comparison, paired by block, verdicts by Holm over all:", style="bold"))
+        console.print(Text("The arms of the comparison, paired by block, verdicts by Holm over all:", style="bold"))
         for arm in document["arms"]:
             console.print(Text(f"  {arm['words']}"))
             if arm["audit"]:

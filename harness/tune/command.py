@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from backends.base import LaunchContext, LaunchPlan, get_backend
-from backends.redact import public_argv, public_environment
+from backends.redact import public_argv, public_environment, public_text
 from harness.experiment import EngineSpec
 from harness.launch import HOST
 from harness.models import ModelRef
@@ -60,7 +60,7 @@ def launch_words(engine: EngineSpec, model: ModelRef, name: str) -> str:
     argv = list(plan.argv)
     for path, text in plan.files.items():
         here = path.name
-        lines.append(f"cat > {shlex.quote(here)} <<'END'\n{text.rstrip()}\nEND")
+        lines.append(f"cat > {shlex.quote(here)} <<'END'\n{public_text(text.rstrip(), secrets)}\nEND")
         argv = [word.replace(str(path), here) for word in argv]
     env = public_environment(plan.env)
     words = [f"{key}={value}" for key, value in env.items()]

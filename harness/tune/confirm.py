@@ -77,14 +77,22 @@ def equalised(
     common = equal_settings(bases, told) if len(bases) > 1 else {}
     if not common:
         return None
+    refused = ""
     for name in _KV_SIZES:
         sizes = [_kv_size(name, told.get(label, {})) for label in bases]
         known = [size for size in sizes if size is not None]
         if len(known) == len(bases) and all(name in get_backend(base.backend).settings for base in bases.values()):
             equal = Equal({**common, name: min(known)})
-            if not any(refuse(equal.engine(base)) for base in bases.values()):
+            refused = refusal_of(equal, bases, refuse)
+            if not refused:
                 return equal
-    return Equal(common, _unequal(bases, told))
+    return Equal(common, f"but for the KV cache ({refused})" if refused else _unequal(bases, told))
+
+
+def refusal_of(equal: Equal, bases: Mapping[str, EngineSpec], refuse: Refuse) -> str:
+    """Which engine cannot be started with these settings, and why; empty where all can."""
+    whys = ((label, refuse(equal.engine(base))) for label, base in bases.items())
+    return next((f"{label}: {why}" for label, why in whys if why), "")
 
 
 def _kv_size(name: str, told: Mapping[str, Any]) -> int | None:
@@ -115,6 +123,9 @@ def equal_settings(bases: Mapping[str, EngineSpec], told: Mapping[str, Mapping[s
             found[name] = next(iter(fixed or values))
         elif not fixed and not any(isinstance(value, str) for value in values):
             found[name] = min(values)
+    longest, budget = found.get("max_model_len"), found.get("max_num_batched_tokens")
+    if found.get("chunked_prefill") is False and longest is not None and budget is not None:
+        found["max_num_batched_tokens"] = max(longest, budget)  # without chunks a step takes a whole prompt
     return found
 
 

@@ -13,6 +13,7 @@ from harness.tune.search import Score, Standing, ran_out
 from harness.tune.space import shown
 from harness.tune.tune import Tuned, results_of
 from harness.tune.verdict import (
+    NOTHING,
     OPEN,
     TOO_SHORT,
     UNFINISHED,
@@ -23,7 +24,7 @@ from harness.tune.verdict import (
     three_arms,
     too_short,
 )
-from results.audit import OWN_DEFAULTS, TUNED
+from results.audit import EQUALISED, OWN_DEFAULTS, TUNED
 from results.errors import EXIT_ENVIRONMENT, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_OK, DynoError
 from results.precision import LOOKED_AT
 from results.report_format import plural, seconds
@@ -55,7 +56,7 @@ def conclude(tuned: Tuned) -> dict[str, Any]:
         "order": tuned.ledger.order,
         "engines": [_engine(tuned, label, verdict) for label, verdict in verdicts.items()],
         "arms": [arm.to_dict() | {"words": arm.words} for arm in arms],
-        "equalised": dict(equal.settings) if equal else {},
+        "equalised": dict(equal.settings) if equal and any(arm.kind == EQUALISED for arm in arms) else {},
         "confidence": LOOKED_AT,
         "trials": _trials(tuned),
         "left_out": [
@@ -80,7 +81,7 @@ def exit_code(tuned: Tuned, document: Mapping[str, Any]) -> int:
     bases = {engine.label for engine in tuned.ready.experiment.engines}
     if any(bases & outcome.failed_engines.keys() for outcome in tuned.outcomes):
         return EXIT_ENVIRONMENT
-    undecided = (OPEN, UNFINISHED, TOO_SHORT)
+    undecided = (NOTHING, OPEN, UNFINISHED, TOO_SHORT)
     return EXIT_INCONCLUSIVE if any(e["verdict"] in undecided for e in document["engines"]) else EXIT_OK
 
 
@@ -108,8 +109,9 @@ def _judged(tuned: Tuned, arm: str, values: Mapping[str, ByBlock]) -> ArmVerdict
     if _stopped(tuned.search):
         return ArmVerdict(UNFINISHED, f"{arm}: the search did not come to its end.", arm, None)
     best, planner, budget_s = tuned.standings[arm].best, tuned.planner, tuned.ready.experiment.budget_s
-    if best is None and planner.wanted_s is not None and budget_s is not None and _trials_of(tuned, arm) < 2:
-        return too_short(arm, budget_s, planner.longest_s, tuned.needs_s)
+    trials = _trials_of(tuned, arm)
+    if best is None and planner.wanted_s is not None and budget_s is not None and trials < 2:
+        return too_short(arm, budget_s, planner.longest_s if trials else None, tuned.needs_s)
     label = planner.engine(best.trial).label if best else None
     found = judge_arm(arm, label, values)
     if found.verdict == OPEN and tuned.confirmed is not None and _stopped(tuned.confirmed.outcome):
@@ -193,16 +195,18 @@ def _trials(tuned: Tuned) -> list[dict[str, Any]]:
                     "share": round(measurement.share(score.rung if score else 0), 3),
                     "value": score.value if score else None,
                     "verdict": verdict_of(score.look) if score else "",
-                    "ended": _ended(standing, score),
+                    "ended": ended(standing, score),
                 }
             )
     return rows
 
 
-def _ended(standing: Standing, score: Score | None) -> str:
+def ended(standing: Standing, score: Score | None) -> str:
     """Why a trial went no further."""
     if score is None:
         return "not counted: its round was cut off"
+    if standing.best is not None and standing.best.trial is score.trial:
+        return "the best, to be confirmed"
     if score.look.missing is not None:
         return "cut off"
     if ran_out(score):
@@ -213,7 +217,5 @@ def _ended(standing: Standing, score: Score | None) -> str:
         return score.why
     if not score.trial.values:
         return f"what the others are held against{', measured again beside the few best' if score.rung else ''}"
-    if standing.best is score:
-        return "the best, to be confirmed"
     kept = standing.kept(score.rung + 1)
     return f"not the best{f' {kept}' if kept > 1 else ''} of {len(standing.rungs[score.rung])}"

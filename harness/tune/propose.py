@@ -1,5 +1,8 @@
 """Which settings are tried next: what a predictor takes for the best of those not tried, else the neighbours of the best so far.
 
+A predictor cannot tell of every setting (threads, a dtype). Its three best are tried, then every other trial is a neighbour it
+could not tell of, so that no setting that is to be searched waits for all the others.
+
 A neighbour differs in one setting. Settings take turns, the most promising value of each first; where something better is
 found the search goes on from there. When no neighbour is left, the rest comes in an order of the seed's draw.
 """
@@ -16,6 +19,8 @@ from workloads.base import canonical
 
 # A predictor is asked about so many at once.
 MOST_PREDICTED = 48
+# So many trials of its choice come first.
+PREDICTED_FIRST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +63,21 @@ def propose(
     ahead = list(islice(_legal(_in_order(space, best, seed), tried, defaults, rules), MOST_PREDICTED))
     if not ahead:
         return None
-    predicted = [(value, at) for at, value in enumerate(predict(ahead)) if value is not None]
-    if predicted:
+    values = predict(ahead)
+    predicted = [(value, at) for at, value in enumerate(values) if value is not None]
+    untold = [a for a, value in zip(ahead, values, strict=True) if value is None and _is_next_to(a, best)]
+    others_turn = len(tried) > PREDICTED_FIRST and len(tried) % 2 == 0
+    if predicted and not (untold and others_turn):
         value, at = max(predicted, key=lambda p: (p[0], -p[1]))
         return Proposal(ahead[at], f"predicted {value:,.0f} tokens/s, the most of {len(predicted)}")
-    changed = [n for n in {**ahead[0], **best} if ahead[0].get(n) != best.get(n)]
-    return Proposal(ahead[0], f"next to {shown(best)}" if len(changed) == 1 else "drawn from what is left")
+    if predicted:
+        return Proposal(untold[0], f"next to {shown(best)}, of which the twin cannot tell")
+    return Proposal(ahead[0], f"next to {shown(best)}" if _is_next_to(ahead[0], best) else "drawn from what is left")
+
+
+def _is_next_to(values: Values, best: Values) -> bool:
+    """Whether they differ in one setting."""
+    return len([name for name in {**values, **best} if values.get(name) != best.get(name)]) == 1
 
 
 def _best(tried: Sequence[Tried]) -> Values:

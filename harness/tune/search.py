@@ -109,10 +109,13 @@ class SearchPlanner:
     def next_cell(self, results: Results) -> Cell | None:
         while not self._late(SEARCH_SHARE):
             if (cell := self._unfinished(results)) is not None:
+                if self._round_begun is None:  # an earlier start chose its trials
+                    self._round_begun = self._clock()
                 return cell
             if not self._new_round(results):
                 return self._of_later_rungs(results)
-        self._end_round()
+        if self._unfinished(results) is None:
+            self._end_round()
         self.wanted_s = self._spent() + self.longest_s
         return None
 

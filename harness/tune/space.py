@@ -153,7 +153,7 @@ def space_for(
     backend: Backend, base: EngineSpec, facts: Facts, named: Mapping[str, Sequence[Any]]
 ) -> tuple[Space, list[str]]:
     """The space of one engine, and what of `named` its backend has no way to set. Where anything is named (by `--vary`, or as
-    lists in the engine's entry) that alone is searched; what the engine's entry sets is never changed."""
+    lists in the engine's entry) that alone is searched; else what the engine's entry sets is never changed."""
     if not named:
         rows = [
             row for row in ROWS if row.setting in backend.settings and backend.name in (row.only or (backend.name,))
@@ -165,8 +165,11 @@ def space_for(
     given = can.get(OPTIONS, [])
     public = public_options(given, base.options)
     secret = {tuple(p): tuple(words) for p, words in zip(public, given, strict=True) if p != words}
-    axes = {name: public if name == OPTIONS else values for name, values in can.items()}
-    return Space(axes, secret), [name for name in named if name not in can]
+    # No words are the engine as it is: that is no change, so no value.
+    axes = {name: [words for words in public if words] if name == OPTIONS else values for name, values in can.items()}
+    return Space({name: values for name, values in axes.items() if values}, secret), [
+        name for name in named if name not in can
+    ]
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, list[Any]]:

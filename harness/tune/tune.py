@@ -22,7 +22,7 @@ from harness.planner_memory import MemoryPlanner
 from harness.runner import Runner, RunOutcome
 from harness.telemetry.choose import choose
 from harness.tune.asked import Ready
-from harness.tune.confirm import ConfirmPlanner, Entrant, Equal, entrants, equalised
+from harness.tune.confirm import ConfirmPlanner, Entrant, Equal, entrants, equalised, refusal_of
 from harness.tune.ledger import Ledger
 from harness.tune.measure import Measurement, Results, whole_session_s
 from harness.tune.predictor import predictor_for
@@ -123,6 +123,8 @@ def _confirm(
     took_part: list[Entrant] = []
     left_out: dict[str, str] = {}
     equal = equalised(bases, tuned.told, ready.refuse)
+    if equal is not None and (refused := refusal_of(equal, bases, ready.refuse)):
+        left_out["the engines equalised"], equal = refused, None
     for entrant in entrants(bases, best, equal):
         if why := ready.refuse(entrant.engine):
             left_out[entrant.engine.label] = why

@@ -129,19 +129,20 @@ class ArmVerdict:
     against: Ratio | None
 
 
-def too_short(arm: str, budget_s: float, round_s: float, needed_s: float) -> ArmVerdict:
-    """A search that its budget ended before any trial beside the defaults, whose round took `round_s` (0: not even they were
-    measured)."""
-    if not round_s:
+def too_short(arm: str, budget_s: float, round_s: float | None, needed_s: float) -> ArmVerdict:
+    """A search that its budget ended before any trial beside the defaults, whose round took `round_s` (0: that of an earlier
+    start; None: not even they were measured)."""
+    if round_s is None:
         words = (
             f"{arm}: the budget of {seconds(budget_s)} is too short: it ended before the defaults were measured. The same command "
             "with a longer --budget goes on from here."
         )
         return ArmVerdict(TOO_SHORT, words, arm, None)
+    took = f"the defaults took {seconds(round_s)}, and " if round_s else ""
     words = (
-        f"{arm}: the budget of {seconds(budget_s)} is too short: the defaults took {seconds(round_s)}, and another trial would not "
-        f"have left the confirmation its time. It would take about {seconds(needed_s)}, the blocks that confirm included: the same "
-        f"command with --budget {math.ceil(needed_s / 60)}m goes on from here."
+        f"{arm}: the budget of {seconds(budget_s)} is too short: {took}another trial would not have left the confirmation its "
+        f"time. It would take about {seconds(needed_s)}, the blocks that confirm included: the same command with --budget "
+        f"{math.ceil(needed_s / 60)}m goes on from here."
     )
     return ArmVerdict(TOO_SHORT, words, arm, None)
 

@@ -70,11 +70,11 @@ def test_trials_that_do_not_start_are_part_of_the_answer(dyno: Callable[..., Any
     crash = "options=--exit-at-spawn 3"
     words = ("tune", "--engine", FAKE_ENGINE, *ARGS, "--vary", crash, "--blocks", "1", "--out", "r", "--quiet")
     result = dyno(*words)
-    assert result.code == 0, result.err
+    assert result.code == 3, result.err
     assert "fake: no trial beside the defaults gave a number." in result.out
     assert "failed" in result.out
     assert len(RunStore.open(Path("r")).sessions()) == 2
-    assert dyno(*words).code == 0
+    assert dyno(*words).code == 3
     assert len(RunStore.open(Path("r")).sessions()) == 2, "a trial that failed is not started again"
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backends.base import EngineSettings
 from harness.experiment import Cell, EngineSpec, SloAsked
-from harness.tune.confirm import ConfirmPlanner, Equal, entrants, equal_settings, equalised
+from harness.tune.confirm import ConfirmPlanner, Equal, entrants, equal_settings, equalised, refusal_of
 from harness.tune.measure import Measurement, whole_session_s
 from harness.tune.space import with_values
 from harness.tune.verdict import (
@@ -102,6 +102,27 @@ def test_where_bytes_are_refused_or_not_told_the_kv_cache_is_made_equal_in_token
         assert found is not None
         assert found.settings["kv_cache_tokens"] == 46_592
         assert "kv_cache_bytes" not in found.settings
+
+
+def test_without_chunks_a_step_of_all_takes_the_longest_request() -> None:
+    """One engine has chunks and small steps, the other neither: the smallest of each alone would start no engine."""
+    told = {
+        "ref": {"max_model_len": 8192, "max_num_batched_tokens": 2048, "chunked_prefill": True},
+        "vllm": {"max_model_len": 8192, "max_num_batched_tokens": 8192, "chunked_prefill": False},
+    }
+    found = equal_settings(BOTH, told)
+    assert found == {"max_model_len": 8192, "max_num_batched_tokens": 8192, "chunked_prefill": False}
+
+
+def test_a_size_of_the_kv_cache_that_is_refused_is_told_with_the_reason() -> None:
+    def refuse(engine: EngineSpec) -> str | None:
+        return "too many" if engine.settings.kv_cache_bytes or engine.settings.kv_cache_tokens else None
+
+    found = equalised(BOTH, KV_TOLD, refuse)
+    assert found is not None
+    assert found.unequal == "but for the KV cache (ref: too many)"
+    assert refusal_of(found, BOTH, refuse) == ""
+    assert refusal_of(found, BOTH, lambda engine: f"not {engine.label}") == "ref: not ref-equal"
 
 
 def test_a_kv_cache_that_cannot_be_made_equal_is_a_label_of_that_arm() -> None:
@@ -256,7 +277,8 @@ def test_a_second_look_after_more_blocks_keeps_false_alarms_near_5_percent() -> 
 
 
 def test_a_budget_without_room_for_a_trial_says_how_much_it_would_take() -> None:
-    assert "ended before the defaults were measured" in too_short("ref", 1.0, 0.0, 0.0).words
+    assert "ended before the defaults were measured" in too_short("ref", 1.0, None, 0.0).words
+    assert "the defaults took" not in too_short("ref", 1.0, 0.0, 60.0).words, "an earlier start measured them"
     found = too_short("ref", 180.0, 52.0, 301.0)
     assert found.verdict == TOO_SHORT
     assert "the budget of 3 min 00 s is too short: the defaults took 52.0 s" in found.words

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from harness.experiment import Cell, EngineSpec, SloAsked
 from harness.tune.ledger import Ledger
+from harness.tune.outcome import ended
 from harness.tune.search import SEARCH_SHARE, Score, SearchPlanner, ran_out
 from harness.tune.space import Space, at_least
 from results.errors import StoreError, UsageError
@@ -71,6 +72,19 @@ def test_the_best_third_goes_on_with_longer_cells_and_the_last_of_them_is_whole(
     assert best.value == max(score.value or 0 for score in standing.rungs[2])
 
 
+def test_the_trial_that_is_confirmed_is_called_the_best_where_the_search_was_cut_off_too(tmp_path: Path) -> None:
+    """The budget ends among the longer trials: the best of the short ones is confirmed, whatever became of its longer one."""
+    bench = Bench(lambda cell: entry(cell, 100.0 + settings_of(cell)["max_num_seqs"]), seconds=10.0)
+    planner = search(tmp_path, bench, experiment(1), trials=8, budget_s=170.0)
+    bench.run(planner)
+    standing = planner.standing(bench.results)["e0"]
+    assert standing.whole == [True, False]
+    assert standing.best is not None
+    words = [ended(standing, standing.last(score.trial)) for score in standing.rungs[0]]
+    assert words.count("the best, to be confirmed") == 1
+    assert words[standing.rungs[0].index(standing.best)] == "the best, to be confirmed"
+
+
 def test_of_equals_the_first_is_the_best_and_no_trial_is_no_change(tmp_path: Path) -> None:
     bench = Bench(lambda cell: entry(cell, 100.0))
     planner = search(tmp_path, bench, experiment(1), trials=100)
@@ -97,6 +111,21 @@ def test_a_budget_with_no_room_for_a_trial_is_told_with_what_it_would_take(tmp_p
     again.run(more)
     assert len(trials_of(more, again, "e0")) == 2
     assert more.wanted_s is None, "its trials ended it, not the budget"
+
+
+def test_a_round_that_an_earlier_start_began_counts_and_one_that_was_cut_off_does_not(tmp_path: Path) -> None:
+    loads = [{"mode": "concurrency", "concurrency": n, "requests": 1024} for n in (64, 128)]
+    cut = Bench(lambda cell: entry(cell, 100.0), seconds=70.0)
+    planner = search(tmp_path / "cut", cut, experiment(1, loads=loads), trials=100, budget_s=120.0)
+    cut.run(planner)
+    assert (len(cut.order), planner.longest_s) == (1, 0.0), "one of the two cells of the defaults"
+    assert planner.wanted_s is not None
+    first = Bench(lambda cell: entry(cell, 100.0), seconds=35.0)
+    first.run(search(tmp_path, first, experiment(1), trials=100, budget_s=180.0), until=0)
+    again = Bench(lambda cell: entry(cell, 100.0), seconds=35.0)
+    planner = search(tmp_path, again, experiment(1), trials=100, budget_s=180.0)
+    again.run(planner)
+    assert (trials_of(planner, again, "e0"), planner.longest_s) == ([{}], 35.0)
 
 
 def test_who_chose_the_order_is_only_told_once_somebody_did(tmp_path: Path) -> None:
@@ -188,6 +217,26 @@ def test_the_three_that_are_predicted_best_are_run_before_all_others(tmp_path: P
         {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "chunked_prefill": False},
         {"max_num_seqs": 32, "max_num_batched_tokens": 2048},
     ]
+
+
+def test_what_the_predictor_cannot_tell_of_gets_its_turn(tmp_path: Path) -> None:
+    """Threads have no predicted step time until they were measured: after the three that are predicted best they are tried, long
+    before all others are used up."""
+
+    class Blind(Foresight):
+        def predict(self, engines: Sequence[EngineSpec], results: Mapping[str, Any]) -> list[float | None]:
+            told = super().predict(engines, results)
+            return [None if e.settings.threads else value for e, value in zip(engines, told, strict=True)]
+
+    bench = Bench(lambda cell: entry(cell, 100.0))
+    space = Space({**SPACE.axes, "threads": [1, 2]})
+    planner = search(tmp_path, bench, experiment(1), trials=8, spaces=[space], predictor=Blind())
+    bench.run(planner)
+    ran = trials_of(planner, bench, "e0")
+    assert ["threads" in values for values in ran] == [False] * 4 + [True, False, True, False]
+    assert [trial.why for trial in Ledger.open(tmp_path, {"varied": [str(space.axes)]}).trials()][4].endswith(
+        "cannot tell"
+    )
 
 
 def test_an_interrupted_search_goes_on_where_it_was_and_starts_nothing_again(tmp_path: Path) -> None:

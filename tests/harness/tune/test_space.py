@@ -273,3 +273,25 @@ def test_files_that_an_engine_needs_are_part_of_the_command(monkeypatch: pytest.
     assert words.startswith("cat > trtllm.yaml <<'END'\n")
     assert "/dyno-session" not in words
     assert "trtllm.yaml" in words.splitlines()[-1]
+
+
+def test_a_secret_in_such_a_file_is_not_part_of_the_command() -> None:
+    secret = ("--set", "env_overrides.HF_TOKEN=hf_Secret12345")
+    engine = base("tensorrt_llm", command=("trtllm-serve",), options=secret)
+    words = launch_words(engine, MODEL, "m")
+    assert "HF_TOKEN" in words
+    assert "hf_Secret12345" not in words
+
+
+def test_words_of_the_command_are_no_keys_of_the_options_before_them() -> None:
+    module = ("python", "-m", "vllm.entrypoints.openai.api_server")
+    engine = base("vllm", command=module, options=("--api-key", "sk-Secret12345"))
+    assert engine.secrets() == {"sk-Secret12345"}
+    assert engine.public().command == module
+
+
+def test_no_words_of_options_are_the_engine_as_it_is() -> None:
+    named = {"options": [["--enforce-eager"], []], "max_num_seqs": [4, 8]}
+    space, _ = space_for(get_backend("vllm"), base("vllm"), CPU, named)
+    assert space.axes == {"options": [["--enforce-eager"]], "max_num_seqs": [4, 8]}
+    assert space.size == 5
