@@ -73,10 +73,10 @@ def test_the_best_third_goes_on_with_longer_cells_and_the_last_of_them_is_whole(
 
 
 def test_the_trial_that_is_confirmed_is_called_the_best_where_the_search_was_cut_off_too(tmp_path: Path) -> None:
-    """The budget ends among the longer trials: the best of the short ones is confirmed, whatever became of its longer one."""
+    """Interrupted among the longer trials: the best of the short ones is confirmed, whatever became of its longer one."""
     bench = Bench(lambda cell: entry(cell, 100.0 + settings_of(cell)["max_num_seqs"]), seconds=10.0)
-    planner = search(tmp_path, bench, experiment(1), trials=8, budget_s=170.0)
-    bench.run(planner)
+    planner = search(tmp_path, bench, experiment(1), trials=5)
+    bench.run(planner, until=6)
     standing = planner.standing(bench.results)["e0"]
     assert standing.whole == [True, False]
     assert standing.best is not None
