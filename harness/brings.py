@@ -30,6 +30,15 @@ def brings(backend: str) -> str | None:
     return _BRINGS.get(backend)
 
 
+def command_fault(backend: str, command: tuple[str, ...]) -> tuple[str, str | None] | None:
+    """Why a command cannot start that backend's server, and what mends it; None where nothing speaks against it."""
+    if shutil.which(command[0]) is None:
+        return f"{command[0]} cannot be executed", f"correct DYNO_{backend.upper()}_COMMAND"
+    if (python := python_without(command, backend, {})) is not None:
+        return f"{shlex.join(command)}: {lacks(backend, python)}", brings(backend)
+    return None
+
+
 def check_commands(engines: Iterable[EngineSpec]) -> None:
     """Refuse the first engine whose server could not be started for want of its command; nothing is started for it. What is
     attached by URL or runs in a container needs none. Raises EnvironmentProblemError with what brings the engine."""

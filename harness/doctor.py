@@ -26,8 +26,7 @@ from typing import Any
 import psutil
 
 from backends.base import backend_names, get_backend
-from backends.installed import python_without
-from harness.brings import brings, lacks
+from harness.brings import brings, command_fault
 from harness.load import stamps
 from harness.load.compiled import PARTS, SWITCH, compiled, not_loaded
 from harness.manifest import host_facts
@@ -146,15 +145,13 @@ def _engines() -> list[Row]:
         except DynoError as error:
             rows.append(Row("engines", name, False, str(error).split(". ")[0], brings(name)))
             continue
-        there = shutil.which(command[0]) is not None
-        if there and (python := python_without(command, name, {})) is not None:
-            rows.append(Row("engines", name, False, f"{shlex.join(command)}: {lacks(name, python)}", brings(name)))
+        needed = name == "reference"
+        if (fault := command_fault(name, command)) is not None:
+            rows.append(Row("engines", name, False, *fault, needed=needed))
             continue
-        words = shlex.join(command) if there else f"{command[0]} cannot be executed"
-        if there and (told := _installed_in(command, name)):
-            words += f" ({told})"
-        how = f"correct DYNO_{name.upper()}_COMMAND" if not there else None
-        rows.append(Row("engines", name, there, words, how, needed=name == "reference"))
+        told = _installed_in(command, name)
+        words = shlex.join(command) + (f" ({told})" if told else "")
+        rows.append(Row("engines", name, True, words, needed=needed))
     return rows
 
 

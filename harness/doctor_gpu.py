@@ -25,11 +25,11 @@ Check = Callable[[DeviceInfo, Readings], Row | None]
 
 
 def examine_gpu(telemetry: Telemetry | None = None, choice: Choice | None = None) -> list[Row]:
-    """Rows for the source of telemetry and for each board. Never raises."""
+    """Rows for the source of telemetry and for each board, or for what keeps it from being read. Never raises."""
     telemetry = telemetry or Telemetry()
     choice = choice or choose(telemetry)
     if not choice.devices:
-        return [Row(GROUP, "telemetry", None, f"no GPU is told of ({choice.words})")]
+        return [Row(GROUP, "telemetry", False, f"no GPU is told of ({choice.words})")]
     words = f"by {choice.source}"
     if choice.why_not:
         words += " (" + "; ".join(f"{name}: {why}" for name, why in choice.why_not.items()) + ")"
@@ -46,6 +46,11 @@ def examine_gpu(telemetry: Telemetry | None = None, choice: Choice | None = None
             Row(r.group, f"{r.name} {device.index}" if many else r.name, r.found, r.words, r.brings) for r in found
         ]
     return rows
+
+
+def readable(rows: list[Row]) -> bool:
+    """Whether there is a GPU, and its telemetry can be read."""
+    return all(row.found for row in rows if row.name in ("telemetry", "readings"))
 
 
 def _samples(telemetry: Telemetry, choice: Choice) -> list[Sample]:

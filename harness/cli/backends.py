@@ -47,7 +47,7 @@ def _list(as_json: bool) -> None:
     from rich.text import Text
 
     from backends.base import backend_names, get_backend
-    from harness.brings import brings
+    from harness.brings import brings, command_fault
     from results.errors import DynoError
     from results.files import to_json
 
@@ -68,7 +68,9 @@ def _list(as_json: bool) -> None:
             row |= {"words": backend.words, "launches": backend.capabilities.launches}
             row["settings"] = sorted(backend.settings)
             if backend.capabilities.launches:
-                row["command"] = list(backend.command(None))
+                command = backend.command(None)
+                row["command"] = list(command)
+                row["missing"], row["brings"] = command_fault(name, command) or (None, None)
         except DynoError as error:  # not installed here, or cannot be loaded: it is listed all the same
             row |= {"missing": str(error), "brings": brings(name)}
     if as_json:
@@ -77,7 +79,7 @@ def _list(as_json: bool) -> None:
     console = Console(highlight=False)
     for row in rows:
         console.print(f"[bold]{row['name']}[/bold]  {row['words']}")
-        told = [f"started with: {shlex.join(row['command'])}"] if row["command"] else []
+        told = [f"started with: {shlex.join(row['command'])}"] if row["command"] and not row["missing"] else []
         if row["missing"]:
             # Where it is known what brings it, the general advice of the error is not needed beside it.
             told.append(

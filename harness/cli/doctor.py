@@ -15,21 +15,25 @@ def doctor(
 
     Example: `dyno doctor`, `dyno doctor --gpu`
 
-    Exit code 1 when something is missing without which the reference engine does not run.
+    Exit code 1 when something is missing without which the reference engine does not run; with --gpu 4 where there is no
+    GPU to measure.
     """
     from harness.doctor import examine, healthy
-    from results.errors import EXIT_BAD_ANSWER, EXIT_OK
+    from results.errors import EXIT_BAD_ANSWER, EXIT_ENVIRONMENT, EXIT_OK
     from results.files import to_json
 
     rows = examine()
-    if gpu:
-        from harness.doctor_gpu import examine_gpu
-
-        rows += examine_gpu()
     good = healthy(rows)
+    code = EXIT_OK if good else EXIT_BAD_ANSWER
+    if gpu:
+        from harness.doctor_gpu import examine_gpu, readable
+
+        boards = examine_gpu()
+        rows += boards
+        code = code if readable(boards) else EXIT_ENVIRONMENT
     if as_json:
-        typer.echo(to_json({"ok": good, "rows": [row.to_dict() for row in rows]}).decode(), nl=False)
-        raise typer.Exit(EXIT_OK if good else EXIT_BAD_ANSWER)
+        typer.echo(to_json({"ok": code == EXIT_OK, "rows": [row.to_dict() for row in rows]}).decode(), nl=False)
+        raise typer.Exit(code)
 
     from rich.console import Console
     from rich.markup import escape
@@ -56,4 +60,6 @@ def doctor(
         "The reference engine runs here." if good else "The reference engine does not run here: see what is missing."
     )
     console.print(f"\n{words}", style="green" if good else "red")
-    raise typer.Exit(EXIT_OK if good else EXIT_BAD_ANSWER)
+    if code == EXIT_ENVIRONMENT:
+        console.print("There is no GPU here that can be measured: see its telemetry.", style="red")
+    raise typer.Exit(code)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.doctor_gpu import examine_gpu
+from harness.doctor_gpu import examine_gpu, readable
 from harness.telemetry.choose import Choice
 from harness.telemetry.settings import TelemetrySource
 from tests.harness.telemetry.conftest import stub as _stub
@@ -70,4 +70,5 @@ def test_a_cold_board_is_no_fault_and_has_to_soak(stub: Stub) -> None:
 
 def test_a_machine_without_a_gpu_has_one_row_that_says_so() -> None:
     (row,) = examine_gpu(choice=Choice(TelemetrySource.NONE, (), {"nvml": "no library"}))
-    assert (row.found, row.words) == (None, "no GPU is told of (nvml: no library)")
+    assert (row.found, row.words) == (False, "no GPU is told of (nvml: no library)")
+    assert not readable([row])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness import doctor as doctor_module
+from harness import doctor_gpu
 from harness.load.compiled import FORM, PARTS, SWITCH
 from tests.harness.cli.conftest import Result
 from tests.waiting import LONG_S
@@ -103,6 +104,12 @@ def test_a_command_variable_that_names_nothing_is_told(
     assert row["found"] is False
     assert "/no/such/python" in row["words"]
     assert "DYNO_REFERENCE_COMMAND" in row["brings"]
+    # The list of backends says the same, and not that it is started so.
+    (listed,) = (one for one in json.loads(dyno("backends", "--json").out) if one["name"] == "reference")
+    assert (listed["missing"], listed["brings"]) == (row["words"], row["brings"])
+    text = dyno("backends").out
+    assert "not at hand: /no/such/python cannot be executed." in text
+    assert "started with: /no/such/python" not in text
 
 
 def test_an_environment_made_by_make_is_offered(empty_machine: Path, dyno: Dyno) -> None:
@@ -122,6 +129,27 @@ def test_a_gpu_is_told_in_the_words_of_nvidia_smi(empty_machine: Path, dyno: Dyn
     assert rows(dyno)["GPU"] == rows(dyno)["GPU"] | {"found": True, "words": "NVIDIA H200, 590.10, 143771 MiB"}
     script(empty_machine, "nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
     assert rows(dyno)["GPU"]["found"] is False
+
+
+@pytest.mark.parametrize(
+    ("telemetry", "readings", "code"), [(True, None, 0), (False, None, 4), (True, False, 4)], ids=str
+)
+def test_a_gpu_that_cannot_be_measured_is_exit_4_where_it_is_asked_about(
+    telemetry: bool, readings: bool | None, code: int, dyno: Dyno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [doctor_module.Row("gpu", "telemetry", telemetry, "by nvml")]
+    # What a board can be measured with all the same: it is told, and no more.
+    found.append(doctor_module.Row("gpu", "persistence", False, "off"))
+    if readings is not None:
+        found.append(doctor_module.Row("gpu", "readings", readings, "lost"))
+    monkeypatch.setattr(doctor_gpu, "examine_gpu", lambda: found)
+    said = dyno("doctor", "--gpu")
+    assert said.code == code
+    assert "The reference engine runs here." in said.out
+    assert ("There is no GPU here that can be measured" in said.out) is (code == 4)
+    told = dyno("doctor", "--gpu", "--json")
+    assert (told.code, json.loads(told.out)["ok"]) == (code, code == 0)
+    assert dyno("doctor").code == 0
 
 
 def test_a_part_of_the_load_client_that_is_missing_or_cannot_be_loaded_is_told(
