@@ -29,7 +29,7 @@ from tests.servers.openai_fake_tokens import TokenSchedule
 
 Dyno = Callable[..., Result]
 # Pages with blocks that are not run, and how many. One more, or one less, is said here.
-NOT_RUN = {"docs/tensorrt-llm.md": 2, "docs/workloads.md": 1}
+NOT_RUN = {"docs/compare-on-your-gpu.md": 1, "docs/tensorrt-llm.md": 2, "docs/workloads.md": 1}
 # Programs whose lines are for the reader's machine: nothing of them is ours to try.
 ELSEWHERE = frozenset({"docker", "git", "nvidia-smi", "pip", "ray", "source", "sudo", ".", "cd"})
 # At least so many commands of dyno stand in blocks that are tried.
