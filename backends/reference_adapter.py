@@ -88,6 +88,7 @@ class ReferenceBackend(Backend):
         "cuda_graphs": False,
         "tensor_parallel": 1,
         "quantisation": "none",
+        "step_log": True,  # its truth log: the measuring always asks for it
     }
     metrics: ClassVar[tuple[MetricRule, ...]] = (
         *VLLM_METRICS,

@@ -35,6 +35,7 @@ _SAID: dict[str, tuple[re.Pattern[str], dict[str, Any]]] = {
     # `auto` is the checkpoint's, which the line does not tell.
     "kv_dtype": (re.compile(r"\bkv_cache_config=KvCacheConfig\([^)]*?\bdtype='(?!auto)(\w+)'"), {}),
     "memory_fraction": (re.compile(r"\bfree_gpu_memory_fraction=(\d*\.\d+)"), {}),
+    "step_log": (re.compile(r"\bprint_iter_log=(True|False)"), {"True": True, "False": False}),
     "stream_interval": (re.compile(r"\bstream_interval=(\d+)"), {}),
     "tensor_parallel": (re.compile(r"\btensor_parallel_size=(\d+)"), {}),
     "attention_backend": (re.compile(r"\battn_backend='(\w+)'"), {}),

@@ -109,6 +109,8 @@ def translate(
     if cpu:
         _cpu_memory(asked, version, environ, out)
     for flag in FLAGS:
+        if flag.setting == "step_log" and settings.step_log is False and version < flag.since:
+            continue  # this version has no such line to leave out
         if flag.setting in asked:
             _require(flag, version, cpu)
             out.flags += flag.words(asked[flag.setting])

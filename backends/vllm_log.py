@@ -118,6 +118,8 @@ def _from_dump(config: str) -> dict[str, Any]:
         told["cuda_graph_sizes"] = [int(size) for size in sizes[1].split(",") if size.strip()]
     if mode := _COMPILE_MODE.search(config):
         told["compilation"] = mode[1].lower()
+    if "observability_config=" in config:  # a version whose dump has no such word has no such line either
+        told["step_log"] = "enable_logging_iteration_details=True" in config
     if ranges := _RANGES.search(config):
         told["max_num_batched_tokens"] = int(ranges[1].split(",")[-1])
     return told

@@ -57,6 +57,11 @@ def always(why: str) -> Rule:
     return lambda case: Bearing(YES, why)
 
 
+def perhaps(why: str) -> Rule:
+    """For what has a part in every step, of a size that is not known."""
+    return lambda case: Bearing(UNSURE, why)
+
+
 def limit(need: Callable[[Demand], int | None], what: str) -> Rule:
     """For an upper limit: it bears on cells that asked for more than the smallest one allows."""
 

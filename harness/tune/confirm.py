@@ -17,7 +17,15 @@ from results.audit import EQUALISED, OWN_DEFAULTS, TUNED
 from results.clock import NS_PER_S, now_ns
 
 # What is made the same, where every engine can be told it.
-_EQUAL = ("dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "prefix_caching", "chunked_prefill")
+_EQUAL = (
+    "dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "prefix_caching",
+    "chunked_prefill",
+    "step_log",
+)
 
 # The KV cache: the same memory where all can be told it, else the same tokens. An engine is told its size in one way.
 _KV_SIZES = ("kv_cache_bytes", "kv_cache_tokens")

@@ -350,7 +350,7 @@ enable_block_reuse=False, dtype='auto', use_kv_cache_manager_v2=False) enable_ch
 scheduler_config=SchedulerConfig(capacity_scheduler_policy=<CapacitySchedulerPolicy.MAX_UTILIZATION: 'MAX_UTILIZATION'>, \
 waiting_queue_policy=<WaitingQueuePolicy.FCFS: 'fcfs'>) speculative_config=None cuda_graph_config=CudaGraphConfig(\
 batch_sizes=[1, 2, 4, 8], max_batch_size=8, enable_padding=True) disable_overlap_scheduler=False attn_backend='TRTLLM' \
-stream_interval=1
+print_iter_log=False stream_interval=1
 [12/20/2025-03:40:48] [TRT-LLM] [I] get signal from executor worker
 """
 
@@ -379,6 +379,7 @@ def test_settings_are_read_from_the_log_with_their_source() -> None:
         "cuda_graph_sizes": [1, 2, 4, 8],
         "cuda_graph_padding": True,
         "async_scheduling": True,
+        "step_log": False,
         "attention_backend": "trtllm",
         "stream_interval": 1,
         "kv_cache_manager_v2": False,

@@ -101,6 +101,12 @@ class TestVersions:
         with pytest.raises(SettingNotSupportedError, match=r"vllm 0\.10\.2'.*'kv_cache_bytes'.*memory_fraction"):
             gpu((0, 10, 2), kv_cache_bytes=GIB)
 
+    def test_a_line_a_step_can_be_left_out_of_a_version_that_has_none(self) -> None:
+        assert gpu((0, 15, 1), step_log=False).flags == []
+        assert gpu((0, 16, 0), step_log=False).flags == ["--no-enable-logging-iteration-details"]
+        with pytest.raises(SettingNotSupportedError, match=r"vllm 0\.15\.1'.*'step_log'"):
+            gpu((0, 15, 1), step_log=True)
+
     def test_the_first_one_logs_each_request_unless_told(self) -> None:
         assert gpu((0, 10, 0)).flags == ["--disable-log-requests"]
         assert gpu((0, 10, 1)).flags == []

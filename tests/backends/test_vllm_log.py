@@ -47,6 +47,7 @@ class TestSettings:
             "chunked_prefill": True,
             "cuda_graphs": True,
             "speculative_decoding": False,
+            "step_log": False,
             "attention_backend": "FLASHINFER_MLA",
             "device": "cuda",
             "load_format": "auto",
@@ -75,6 +76,7 @@ class TestSettings:
             "cuda_graph_sizes": [],
             "compilation": "none",
             "sampling_source": "request",
+            "step_log": True,
         }
         assert {name: told[name] for name in expected} == expected
 

@@ -360,6 +360,20 @@ def test_an_engine_whose_sessions_disagree_is_not_the_same_as_itself() -> None:
     assert short_lines(found)[0].startswith("KV block size: a 32, earlier 16, b 16")
 
 
+def test_a_log_of_steps_that_one_engine_alone_writes_is_told_with_what_it_may_cost() -> None:
+    found = one("step_log", True, False)
+    assert (found.status, found.binding) == ("differs", UNSURE)
+    assert found.means.startswith("a logs a line a step, which b does not")
+    assert "20 microseconds" in found.why
+    assert one("step_log", True, True).status == "same"
+    silent = audited(engine("a", step_log=True), engine("b"))
+    assert (row(silent, "step_log").status, row(silent, "step_log").values[1].source) == ("unknown", "unknown")
+    assert "log of steps" in silent.verdict
+    assert "step_log" not in {r.id for r in audited(engine("a"), engine("b")).rows}, (
+        "where no engine tells there is no row"
+    )
+
+
 def test_invalid_cells_are_no_measurement() -> None:
     run = cells(300)
     assert one("max_num_seqs", 256, 1024, [{**c, "verdict": "INVALID"} for c in run] + cells(4)).binding == NO

@@ -254,7 +254,8 @@ def announce(config: dict[str, Any], known: Reference, server: TrtllmServer) -> 
         f"enable_chunked_prefill={engine.chunked} "
         f"scheduler_config=SchedulerConfig(capacity_scheduler_policy=<CapacitySchedulerPolicy.{policy}: '{policy}'>) "
         f"speculative_config={'SpecConfig()' if engine.speculates else 'None'} cuda_graph_config={shown} "
-        f"disable_overlap_scheduler={config.get('disable_overlap_scheduler', False)} attn_backend='TRTLLM' stream_interval=1")  # fmt: skip
+        f"disable_overlap_scheduler={config.get('disable_overlap_scheduler', False)} attn_backend='TRTLLM' "
+        f"print_iter_log={config.get('print_iter_log', False)} stream_interval=1")  # fmt: skip
     say(stamp(8) + "get signal from executor worker")
 
 
