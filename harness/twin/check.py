@@ -151,7 +151,8 @@ def hold_out(
     fit_on: Sequence[str] = (),
     say: Callable[[int, int], None] = lambda done, total: None,
 ) -> Held:
-    """Each setting (engine, workload, load) predicted from all others; or, with `fit_on`, every other engine from those.
+    """Each setting (engine, workload, load) predicted from all others; or, with `fit_on`, every other engine from those. What its
+    engine told of its settings is known in either case: the numbers are held out.
 
     INVALID cells are neither fitted nor compared. Raises UsageError, StoreError.
     """
@@ -175,10 +176,10 @@ def hold_out(
     work = _work([asked[c.record.id] for c in seen if c.record.id in asked], Twin(seen), vocabulary)
     compared: list[Compared] = []
     moves = 0.0
-    only = Twin([c for c in seen if c.record.engine in fit_on]) if fit_on else None
+    only = Twin([c for c in seen if c.record.engine in fit_on], seen) if fit_on else None
     for number, (setting, held) in enumerate(groups.items(), 1):
         known = [c for c in seen if (c.record.engine in fit_on if fit_on else _setting(c) != setting)]
-        twin = only or Twin(known)
+        twin = only or Twin(known, held)
         moves = max(moves, twin.moves)
         like = next((c.record.engine for c in known if _same_work(c, held, work)), None)
         of_metric: dict[str, list[tuple[float, ...]]] = {}

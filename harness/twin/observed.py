@@ -24,9 +24,11 @@ STEP_SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One cell. `settings` are the engine's as resolved in its session; `steps` and `tokens` those inside the cell."""
+    """One cell. `asked` is what its session was asked to set and `settings` what all of it came to; `steps` and `tokens` are those
+    inside the cell."""
 
     record: CellRecord
+    asked: Mapping[str, Any]
     settings: Mapping[str, Any]
     requests: Requests
     steps: Steps
@@ -68,4 +70,4 @@ def observe(store: RunStore, record: CellRecord, session: Mapping[str, Any]) -> 
         return f"engine {record.engine} keeps no log of its steps"
     none = np.zeros(0, dtype=np.int64)
     tokens = tokens if tokens is not None else Tokens(none.astype(object), none, none, none, none)
-    return Observed(record, settings_of(session), requests, steps, tokens)
+    return Observed(record, session.get("asked") or {}, settings_of(session), requests, steps, tokens)

@@ -19,7 +19,7 @@ from harness.experiment import Cell
 from harness.load.build import mode_of
 from harness.load.plan import LoadPlan, OpenMode
 from harness.twin.delays import Delays, fit_delays
-from harness.twin.observed import Observed, machine_of
+from harness.twin.observed import STEP_SETTINGS, Observed, machine_of
 from harness.twin.settings import scheduler_settings
 from harness.twin.simulate import START, Simulated, plan_of, simulate
 from harness.twin.step_model import Made, StepModel, fit_step_model
@@ -56,10 +56,11 @@ class _Fitted:
 
 
 class Twin:
-    """Step times and delays by what decides them (`machine_of`), and what each backend resolved its settings to."""
+    """Step times and delays by what decides them (`machine_of`), and what engines resolved their settings to. `told`: cells of
+    which only these settings are read, beside the `cells` it is fitted on."""
 
-    def __init__(self, cells: Sequence[Observed]) -> None:
-        self.cells = list(cells)
+    def __init__(self, cells: Sequence[Observed], told: Sequence[Observed] = ()) -> None:
+        self.cells, self._told = list(cells), [*cells, *told]
         groups: dict[tuple[Any, ...], list[Observed]] = {}
         for cell in cells:
             groups.setdefault(cell.machine, []).append(cell)
@@ -79,9 +80,12 @@ class Twin:
         backend = normalise_backend_name(cell.engine.backend)
         asked = cell.engine.settings.asked()
         resolved = self._resolved(backend, cell.engine.label, asked)
-        fitted = self._fitted.get(machine_of(backend, {**resolved, **asked}))
+        wanted = {**resolved, **asked}
+        fitted = self._fitted.get(machine_of(backend, wanted))
         if fitted is None:
-            raise UsageError(f"No measured cell of backend {backend} has the step times of {_differs(asked)}.")
+            raise UsageError(
+                f"No measured cell of backend {backend} has the step times of {self._differs(backend, wanted)}."
+            )
         if isinstance(fitted, str):
             raise UsageError(f"The step times of backend {backend} cannot be fitted: {fitted}.")
         settings = scheduler_settings(backend, resolved, asked)
@@ -107,14 +111,32 @@ class Twin:
         return Prediction(as_measured(cell, backend, middle, slo), len(steps), middle.preemptions, work)
 
     def _resolved(self, backend: str, label: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the settings that are not asked come to: as in a session of the same engine, else of the same step times, else of
-        the backend."""
-        own = [c for c in self.cells if c.record.backend == backend]
-        if not own:
+        """What the settings that are not asked come to: as in a session that was asked for nothing else, since what another engine
+        was asked is not this one's. Of several the one that this engine is named after (a trial's label begins with that of the
+        engine that it varies), then the one with the most asked alike, then with the least asked otherwise."""
+        if not any(c.record.backend == backend for c in self.cells):
             raise UsageError(f"No cell of backend {backend} was measured with a log of its steps, so it has no twin.")
-        alike = [c for c in own if machine_of(backend, {**c.settings, **asked}) == c.machine]
-        named = [c for c in own if c.record.engine == label]
-        return (named or alike or own)[0].settings
+        own = [c for c in self._told if c.record.backend == backend]
+        fitting = [c for c in own if c.asked.keys() <= asked.keys()]
+        if not fitting:
+            more = dict.fromkeys(name for c in own for name in c.asked if name not in asked)
+            raise UsageError(
+                f"How backend {backend} sets what {label} leaves open is not known: every measured engine was asked for something"
+                f" besides ({', '.join(more)})."
+            )
+
+        def near(cell: Observed) -> tuple[int, int, int]:
+            engine = cell.record.engine
+            named = len(engine) if f"{label}-".startswith(f"{engine}-") else 0
+            return named, sum(asked[name] == value for name, value in cell.asked.items()), -len(cell.asked)
+
+        return max(fitting, key=near).settings
+
+    def _differs(self, backend: str, wanted: Mapping[str, Any]) -> str:
+        """The settings in which the nearest measured cell has other step times."""
+        own = [c.settings for c in self.cells if c.record.backend == backend]
+        others = [[name for name in STEP_SETTINGS if wanted.get(name) != settings.get(name)] for settings in own]
+        return ", ".join(f"{name}={wanted.get(name)}" for name in min(others, key=len))
 
 
 def _fit(cells: Sequence[Observed]) -> _Fitted | str:
@@ -173,7 +195,3 @@ def as_measured(cell: Cell, backend: str, simulated: Simulated, slo: Slo | None 
 
 def _steps(simulated: Simulated) -> Steps:
     return Steps(*np.array(simulated.steps, dtype=np.int64).reshape(len(simulated.steps), -1).T)
-
-
-def _differs(asked: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in asked.items()) or "its defaults"

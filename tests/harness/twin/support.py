@@ -90,7 +90,8 @@ def _observed(cell: Cell, made: Simulated, session: str, start: int = START) -> 
         cell.id, cell.engine.label, "reference", "m", session, cell.block, 1,
         cell.workload.model_dump(mode="json"), cell.load.model_dump(mode="json"), start, made.ended,
     )  # fmt: skip
-    return Observed(record, {**RESOLVED, **cell.engine.settings.asked()}, Requests.of(made.requests), steps, tokens)
+    asked = cell.engine.settings.asked()
+    return Observed(record, asked, {**RESOLVED, **asked}, Requests.of(made.requests), steps, tokens)
 
 
 def write_run(
@@ -122,7 +123,8 @@ def _write_session(store: RunWriter, label: str, block: int, cells: Sequence[Cel
             write_logged(place, _told(seen.steps), 0)
         store.commit_cell(seen.record)
     settings = {name: {"value": value, "source": "endpoint"} for name, value in all_seen[0].settings.items()}
-    store.write_session(SessionRecord(session_id, label, "reference", block, "m", "", settings=settings))
+    asked = dict(all_seen[0].asked)
+    store.write_session(SessionRecord(session_id, label, "reference", block, "m", "", asked=asked, settings=settings))
     if truth:
         _write_truth(session, all_seen)
 

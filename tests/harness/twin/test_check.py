@@ -190,6 +190,21 @@ def test_other_engines_are_predicted_from_one(run: tuple[Path, Experiment], dyno
     assert "the bar is 10 %: met" in result.out
 
 
+def test_an_engine_that_is_held_out_keeps_its_own_settings(
+    run: tuple[Path, Experiment], dyno: Callable[..., Result], tmp_path: Path
+) -> None:
+    """The defaults have 256 places, whatever the engine that the twin is fitted on was asked for."""
+    default = cell_of(BatchLoad.of(1)).engine.model_copy(update={"label": "default"})
+    narrow = cell_of(BatchLoad.of(1), max_num_seqs=4).engine.model_copy(update={"label": "seqs-4"})
+    loads = (BatchLoad.of(1), BatchLoad.of(4), BatchLoad.of(12))
+    experiment = run[1].model_copy(update={"engines": (narrow, default), "loads": loads})
+    write_run(tmp_path / "narrow", experiment, cells_of(experiment))
+    found = json.loads(dyno("twin", str(tmp_path / "narrow"), "--fit-on", "seqs-4", "--json").out)
+    rates = {c["load"]: c["error"] for c in found["settings"] if c["metric"] == "output tokens/s"}
+    assert len(rates) == 3
+    assert abs(rates["batch 12"]) < 0.15
+
+
 def test_a_log_of_what_steps_held_and_when_they_ended_is_enough(
     run: tuple[Path, Experiment], dyno: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -210,7 +225,8 @@ def test_trials_are_ranked_by_what_the_twin_expects(run: tuple[Path, Experiment]
     folder, experiment = run
     predictor = predictor_for(experiment.model_copy(update={"loads": (BatchLoad.of(8),)}), RunStore.open(folder))
     engines = [
-        cell_of(BatchLoad.of(1), **asked).engine for asked in ({"max_num_seqs": 1}, {"max_num_seqs": 8}, {"threads": 7})
+        cell_of(BatchLoad.of(1), **asked).engine
+        for asked in ({"max_num_seqs": 1}, {"max_num_seqs": 8}, {"max_num_seqs": 2, "threads": 7})
     ]
     one, eight, unknown = predictor.predict(engines, {"a": {}})
     assert one is not None

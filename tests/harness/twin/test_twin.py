@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from harness.experiment import Cell, EngineSpec
-from harness.loads import BatchLoad, ConcurrencyLoad, RateLoad
+from harness.loads import BatchLoad, ConcurrencyLoad, Load, RateLoad
 from harness.twin.settings import scheduler_settings
 from harness.twin.step_model import SETTLED, Made, fit_step_model
 from harness.twin.twin import Twin, as_measured
@@ -144,6 +145,62 @@ def test_tensorrt_llms_default_promises_the_output_that_is_asked() -> None:
 def test_what_cannot_be_predicted_says_why(twin: Twin, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         twin.predict(cell_of(BatchLoad.of(2), **asked), VOCABULARY)
+
+
+def _of(label: str, load: Load | None = None, **asked: Any) -> Cell:
+    cell = cell_of(load or BatchLoad.of(32), **asked)
+    return cell.model_copy(update={"engine": cell.engine.model_copy(update={"label": label})})
+
+
+def _rate(twin: Twin, cell: Cell) -> float:
+    return float(twin.predict(cell, VOCABULARY, draws=1).entry["whole"]["output_tokens_per_s"])
+
+
+def test_a_trial_has_what_its_own_engine_leaves_open_and_not_what_another_was_asked() -> None:
+    twin = Twin([observed(_of("few", max_num_seqs=4)), observed(_of("wide"))])
+    few, wide = _rate(twin, _of("few", max_num_seqs=4)), _rate(twin, _of("wide"))
+    assert wide > 1.5 * few
+    assert _rate(twin, _of("wide-prefix_caching=true", prefix_caching=True)) == pytest.approx(wide, rel=0.02)
+    assert _rate(twin, _of("few-block_size=32", max_num_seqs=4, block_size=32)) == pytest.approx(few, rel=0.02)
+
+
+def test_a_trial_that_asks_less_than_another_has_the_defaults_for_the_rest() -> None:
+    """The only cell with its step times is of a trial that was asked for four places besides."""
+    twin = Twin([observed(_of("e-max_num_seqs=4-threads=1", max_num_seqs=4, threads=1)), observed(_of("e"))])
+    assert _rate(twin, _of("e-threads=1", threads=1)) == pytest.approx(_rate(twin, _of("e")), rel=0.1)
+
+
+def test_of_engines_that_were_asked_alike_a_trial_is_as_the_one_it_is_named_after() -> None:
+    """What tells them apart is then nothing that Dyno was asked for: their versions, or words of their own."""
+    other = observed(_of("e"))
+    other = replace(other, settings={**other.settings, "max_num_seqs": 4})
+    twin = Twin([other, observed(_of("e-new"))])
+    assert _rate(twin, _of("e-new-block_size=32", block_size=32)) > 1.5 * _rate(
+        twin, _of("e-block_size=32", block_size=32)
+    )
+
+
+def test_where_every_engine_was_asked_for_something_else_it_cannot_tell() -> None:
+    few = observed(_of("few", max_num_seqs=4))
+    with pytest.raises(UsageError, match=r"what wide leaves open is not known.*\(max_num_seqs\)"):
+        Twin([few]).predict(_of("wide"), VOCABULARY)
+    # Another value of the same setting takes the place of the one that was asked.
+    assert _rate(Twin([few]), _of("wide", max_num_seqs=32)) > 1.5 * _rate(Twin([few]), _of("few", max_num_seqs=4))
+
+
+def test_what_an_engine_told_of_its_settings_is_known_without_its_numbers() -> None:
+    few, wide = observed(_of("few", max_num_seqs=4)), observed(_of("wide"), pace=3.0)
+    twin = Twin([few], [wide])
+    assert twin.cells == [few]
+    measured = as_measured(_of("wide"), "reference", real(_of("wide"), seed=5))["whole"]["output_tokens_per_s"]
+    # Steps of more than four decodes were in no cell.
+    assert _rate(twin, _of("wide")) == pytest.approx(measured, rel=0.15)
+
+
+def test_only_settings_that_change_a_step_are_blamed_for_step_times_that_are_not_known() -> None:
+    twin = Twin([observed(_of("e", dtype="float32")), observed(_of("b", dtype="bfloat16", threads=1))])
+    with pytest.raises(UsageError, match=r"has the step times of threads=1\.$"):
+        twin.predict(_of("e-1", dtype="float32", block_size=64, threads=1), VOCABULARY)
 
 
 def test_another_backend_has_no_twin(twin: Twin) -> None:
