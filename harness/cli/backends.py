@@ -99,7 +99,8 @@ def _list(as_json: bool) -> None:
 @app.command("check")
 def check(
     name: Annotated[
-        str, typer.Argument(help="A backend that `dyno backends` lists.", autocompletion=complete.backends)
+        str,
+        typer.Argument(metavar="NAME", help="A backend that `dyno backends` lists.", autocompletion=complete.backends),
     ],
     model: Annotated[
         str | None,

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 def certify(
     command: Annotated[
-        list[str], typer.Argument(help="The tool's command, behind --, with {url} {model} {tokenizer} {out} in it.")
+        list[str],
+        typer.Argument(
+            metavar="COMMAND", help="The tool's command, behind --, with {url} {model} {tokenizer} {out} in it."
+        ),
     ],
     ttft_ms: Annotated[float, typer.Option(help="The server's time to the first token.")] = 100.0,
     gap_ms: Annotated[float, typer.Option(help="And between tokens.")] = 10.0,

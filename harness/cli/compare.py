@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import complete
+from harness.cli.options import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,11 +19,9 @@ _STYLES = {"faster": "green", "slower": "red", "equivalent": "cyan", "inconclusi
 
 
 def compare(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The run's folder.", show_default=False, autocompletion=complete.runs)
-    ],
+    run: RunFolder,
     second: Annotated[
-        Path | None, typer.Argument(metavar="[RUN2]", help="A run to hold against it.", show_default=False)
+        Path | None, typer.Argument(metavar="RUN2", help="A run to hold against it.", show_default=False)
     ] = None,
     metric: Annotated[str, typer.Option(help="The primary metric, named before looking.")] = "output_tokens_per_s",
     margin: Annotated[str, typer.Option(metavar="3%", help="Differences within it are equivalent.")] = "3%",

@@ -14,7 +14,7 @@ from harness.cli import complete
 def export(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False, autocompletion=complete.runs),
+        typer.Argument(metavar="RUN", help="Folders of runs.", show_default=False, autocompletion=complete.runs),
     ],
     format_: Annotated[str, typer.Option("--format", metavar="csv|parquet|json", help="Of the table.")] = "csv",
     out: Annotated[Path | None, typer.Option(help="The file to write.", show_default="standard output")] = None,

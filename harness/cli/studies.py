@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def studies(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One study; all when there is none.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="One study; all when there is none.", show_default=False)
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Tell the studies, run none.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests and points; seconds in all.")] = False,

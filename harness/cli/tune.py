@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.options import Backends, Engines
+from harness.cli.options import ENGINES, LOAD, OUTPUT, SLO, WORKLOAD, Backends, Engines
 from harness.cli.tell import tell
 
 if TYPE_CHECKING:
@@ -17,53 +17,82 @@ if TYPE_CHECKING:
 
 # Without a budget; with one, as many as fit, but no more than that.
 TRIALS, MOST_TRIALS, BLOCKS = 8, 100, 5
+SEARCH = "Search and confirmation"
 
 
 def tune(
     backend: Backends = None,
     engine: Engines = None,
-    model: Annotated[str | None, typer.Option(help="A known name, a folder, or a Hub id.", show_default=False)] = None,
-    preset: Annotated[str | None, typer.Option(help="Workload and load of a preset.", show_default=False)] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="A known name, a folder, or a Hub id.", show_default=False, rich_help_panel=ENGINES
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Workload and load of a preset.", show_default=False)
+    ] = None,
     batch: Annotated[
-        str | None, typer.Option(metavar="8", help="So many requests sent at once.", show_default=False)
+        str | None,
+        typer.Option(metavar="8", help="So many requests sent at once.", show_default=False, rich_help_panel=LOAD),
     ] = None,
     concurrency: Annotated[
-        str | None, typer.Option(metavar="16", help="A closed loop of so many.", show_default=False)
+        str | None,
+        typer.Option(metavar="16", help="A closed loop of so many.", show_default=False, rich_help_panel=LOAD),
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(metavar="4", help="An open loop: so many requests a second.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="4", help="An open loop: so many requests a second.", show_default=False, rich_help_panel=LOAD
+        ),
     ] = None,
     input_len: Annotated[
-        str | None, typer.Option(metavar="128", help="Prompt length in tokens.", show_default="128")
+        str | None,
+        typer.Option(metavar="128", help="Prompt length in tokens.", show_default="128", rich_help_panel=WORKLOAD),
     ] = None,
     output_len: Annotated[
-        str | None, typer.Option(metavar="64", help="Output length in tokens.", show_default="64")
+        str | None,
+        typer.Option(metavar="64", help="Output length in tokens.", show_default="64", rich_help_panel=WORKLOAD),
     ] = None,
     workload: Annotated[
-        list[str] | None, typer.Option(metavar="FILE|KIND:KEY=VALUE,..", help="As of `dyno sweep`.", show_default=False)
+        list[str] | None,
+        typer.Option(metavar="FILE|KIND", help="As of `dyno sweep`.", show_default=False, rich_help_panel=WORKLOAD),
     ] = None,
     requests: Annotated[
         str | None,
-        typer.Option(metavar="N", help="Requests of a whole cell; trials begin with a quarter.", show_default=False),
+        typer.Option(
+            metavar="N",
+            help="Requests of a whole cell; trials begin with a quarter.",
+            show_default=False,
+            rich_help_panel=LOAD,
+        ),
     ] = None,
-    duration: Annotated[str | None, typer.Option(metavar="60s|5m", help="Or its time.", show_default=False)] = None,
+    duration: Annotated[
+        str | None, typer.Option(metavar="60s|5m", help="Or its time.", show_default=False, rich_help_panel=LOAD)
+    ] = None,
     slo: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="'ttft_ms.p99<=200'",
-            help="Throughput at the highest load that meets it, of the range that --concurrency 1,64 or --rate names.",
+            metavar="LIMIT",
+            help="Throughput at the highest load that meets it, 'ttft_ms.p99<=200' for one, of the range that "
+            "--concurrency 1,64 or --rate names.",
             show_default=False,
+            rich_help_panel=SLO,
         ),
     ] = None,
     slo_share: Annotated[
-        str | None, typer.Option(metavar="95%", help="Of requests that must meet all limits.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="95%", help="Of requests that must meet all limits.", show_default=False, rich_help_panel=SLO
+        ),
     ] = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SETTING=A,B",
+            metavar="NAME=A,B",
             help="Search this alone: max_num_seqs=4,16,64, block_size=16..64, chunked_prefill=on,off. Repeatable.",
             show_default="the backend's table",
+            rich_help_panel=SEARCH,
         ),
     ] = None,
     trials: Annotated[
@@ -72,19 +101,32 @@ def tune(
             metavar="N",
             help="Of each engine, its defaults among them, while any are left.",
             show_default="8; with a budget what fits",
+            rich_help_panel=SEARCH,
         ),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="20m|3h", help="Half of it for the search, the rest to confirm.", show_default=False),
+        typer.Option(
+            metavar="20m|3h",
+            help="Half of it for the search, the rest to confirm.",
+            show_default=False,
+            rich_help_panel=SEARCH,
+        ),
     ] = None,
-    blocks: Annotated[str, typer.Option(metavar="R", help="Sessions of each engine in the confirmation.")] = str(
-        BLOCKS
-    ),
-    seed: Annotated[int | None, typer.Option(help="The run's seed.", show_default="0")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/tune-MODEL-HASH")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but the answer.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    blocks: Annotated[
+        str, typer.Option(metavar="R", help="Sessions of each engine in the confirmation.", rich_help_panel=SEARCH)
+    ] = str(BLOCKS),
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="The run's seed.", show_default="0", rich_help_panel=SEARCH)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="The run's folder.", show_default="runs/tune-MODEL-HASH", rich_help_panel=OUTPUT
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but the answer.", rich_help_panel=OUTPUT)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.", rich_help_panel=OUTPUT)] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be searched, and stop.")] = False,
 ) -> None:
     """Search the settings of each engine, the same number of trials for each while any are left, and hold the best against its

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import complete
+from harness.cli.options import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +19,7 @@ LEAST_FOR_P90 = 10
 
 
 def twin(
-    run: Annotated[Path, typer.Argument(help="The run's folder.", autocompletion=complete.runs)],
+    run: RunFolder,
     fit_on: Annotated[
         list[str] | None,
         typer.Option(

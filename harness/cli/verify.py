@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.options import Backends, Engines, Url
+from harness.cli.options import ENGINES, OUTPUT, Backends, Engines, Url
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,23 +18,34 @@ if TYPE_CHECKING:
     from harness.model_parts import ModelParts
     from harness.verify.compare import Questions
 
+PROMPTS = "Prompts"
 _COLOURS = {"identical": "green", "near-tie": "green", "close": "yellow", "different": "red", "broken": "red"}
 
 
 def verify(
-    model: Annotated[str, typer.Option(help="A known name, a folder, or a Hub id.")],
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="A known name, a folder, or a Hub id.", rich_help_panel=ENGINES)
+    ],
     backend: Backends = None,
     engine: Engines = None,
     url: Url = None,
-    prompts: Annotated[str, typer.Option(metavar="N", help="Prompts: half texts, half random ids.")] = "12",
-    output_len: Annotated[str, typer.Option(metavar="N", help="Output tokens a prompt.")] = "32",
-    seed: Annotated[int, typer.Option(help="Seed of the random prompts.")] = 0,
+    prompts: Annotated[
+        str, typer.Option(metavar="N", help="Prompts: half texts, half random ids.", rich_help_panel=PROMPTS)
+    ] = "12",
+    output_len: Annotated[
+        str, typer.Option(metavar="N", help="Output tokens a prompt.", rich_help_panel=PROMPTS)
+    ] = "32",
+    seed: Annotated[int, typer.Option(help="Seed of the random prompts.", rich_help_panel=PROMPTS)] = 0,
     ready_s: Annotated[float, typer.Option("--ready-s", help="How long a start may take.", min=1)] = 600,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write verify.json and the servers' logs here; may be a run.", show_default=False),
+        typer.Option(
+            help="Write verify.json and the servers' logs here; may be a run.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
     """Compare what engines say: greedy tokens on a fixed set, one in flight and all at once, and scores of fixed text.
 

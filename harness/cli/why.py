@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import complete
+from harness.cli.options import CellId, RunFolder
 from harness.cli.tell import tell
 
 if TYPE_CHECKING:
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def why(
-    run: Annotated[Path, typer.Argument(help="The run's folder.", autocompletion=complete.runs)],
-    cell: Annotated[str, typer.Argument(help="A cell's id, or the beginning of it.", autocompletion=complete.cells)],
+    run: RunFolder,
+    cell: CellId,
     pairs: Annotated[str, typer.Option(help="How often each change is tried beside the cell as it was.")] = "5",
     budget: Annotated[
         str | None, typer.Option(metavar="10m", help="Begin no further pairs that would not fit.", show_default=False)

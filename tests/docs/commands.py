@@ -18,7 +18,7 @@ RUN: dict[str, tuple[int, ...]] = {
     "baseline make": (0,),
     "baseline update": (0, 1),
     "compare": (0, 1, 3),
-    "doctor": (0,),
+    "doctor": (0, 4),
     "export": (0,),
     "kv": (0,),
     "models": (0,),

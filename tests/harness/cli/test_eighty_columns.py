@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from rich.cells import cell_len
 
+from harness.cli.commands import app
 from tests.harness.cli.conftest import Result
 from tests.results.builders import synthetic_run
 
@@ -61,3 +64,35 @@ def test_every_cell_is_listed_by_its_id_with_what_it_is(tmp_path: Path, dyno: Dy
     ids = [line.split()[0] for line in lines if line[:1].strip()]
     assert sorted(ids[1:]) == sorted(path.parent.name for path in run.glob("cells/*/cell.json"))
     assert all(word in "\n".join(lines) for word in ("in flight", "128 in / 16 out", "VALID"))
+
+
+def commands() -> dict[str, Any]:
+    """Every command by its words."""
+    found: dict[str, Any] = {}
+    nodes = [("", typer.main.get_command(app))]
+    while nodes:
+        name, node = nodes.pop()
+        found[name] = node
+        nodes += [(f"{name} {word}".strip(), inner) for word, inner in getattr(node, "commands", {}).items()]
+    return found
+
+
+def test_the_usage_of_no_command_has_brackets_in_brackets_and_all_name_arguments_alike() -> None:
+    for name, node in commands().items():
+        usage = " ".join(node.collect_usage_pieces(typer.Context(node)))
+        assert "[[" not in usage, name
+        shown = [p.metavar for p in node.params if isinstance(p, typer.core.TyperArgument)]
+        assert all(metavar and metavar.split(".")[0].isupper() for metavar in shown), (name, shown)
+
+
+def test_the_help_of_many_options_is_in_panels_and_leaves_room_for_words(dyno: Dyno) -> None:
+    many = [name for name, node in commands().items() if len(node.params) > 12]
+    assert {"sweep", "tune", "regress"} <= set(many)
+    for name in many:
+        lines = dyno(*name.split(), "--help", columns=80).out.splitlines()
+        assert max(map(cell_len, lines)) <= 80
+        assert sum(line.startswith("╭") for line in lines) >= 4
+        shown = [p for p in commands()[name].params if isinstance(p, typer.core.TyperOption)]
+        assert sum(p.rich_help_panel is None for p in shown) <= 4
+        # A column is as wide as its longest entry, and descriptions get what is left.
+        assert [p.metavar for p in shown if len(p.metavar or "") > 12] == []
