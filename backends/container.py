@@ -49,9 +49,11 @@ def find_image(spec: ContainerSpec) -> str:
                 f"The image {spec.image} is not on this machine, and dyno does not fetch it while it measures. Fetch it once: "
                 f"`{spec.runtime} pull {spec.image}`."
             )
+        # Docker's own complaint ends with a question, others with a full stop or nothing.
+        said = text if text.endswith(("?", ".")) else f"{text or 'it said nothing'}."
         raise EngineError(
-            f"{spec.runtime} cannot be asked for the image {spec.image}: {text or 'it said nothing'}. Is it installed, does its "
-            f"daemon run, and may this user use it? `{spec.runtime} info` tells."
+            f"{spec.runtime} cannot be asked for the image {spec.image}: {said} Is it installed, does its daemon run, and may this "
+            f"user use it? `{spec.runtime} info` tells."
         )
     return _digest(text)
 

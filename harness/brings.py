@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable
 
 from backends.base import get_backend
+from backends.container import find_image, inner_command
 from backends.installed import python_without
 from harness.experiment import EngineSpec
 from harness.models import cache
@@ -40,11 +41,19 @@ def command_fault(backend: str, command: tuple[str, ...]) -> tuple[str, str | No
 
 
 def check_commands(engines: Iterable[EngineSpec]) -> None:
-    """Refuse the first engine whose server could not be started for want of its command; nothing is started for it. What is
-    attached by URL or runs in a container needs none. Raises EnvironmentProblemError with what brings the engine."""
+    """Refuse the first engine whose server could not be started for want of its command, or of its image or who runs that;
+    nothing is started for it. What is attached by URL needs none. Raises EnvironmentProblemError with what brings the engine, and
+    UsageError for a container of which nobody says what to start in it."""
     for engine in engines:
         backend = get_backend(engine.backend)
-        if engine.container is not None or not backend.capabilities.launches:
+        if not backend.capabilities.launches:
+            continue
+        if engine.container is not None:
+            inner_command(backend, engine.container, engine.command)
+            try:
+                find_image(engine.container)
+            except EngineError as error:
+                raise EnvironmentProblemError(f"Engine {engine.label!r} cannot be started. {error}") from None
             continue
         try:
             command = backend.command(engine.command)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from backends.installed import python_without
 from harness.brings import brings, check_commands
 from harness.doctor import examine
 from harness.experiment import EngineSpec
-from results.errors import EnvironmentProblemError
+from results.errors import EnvironmentProblemError, UsageError
 from tests.harness.cli.conftest import Result
+from tests.servers.docker_fake import FakeDocker
 
 Dyno = Callable[..., Result]
 
@@ -64,10 +66,60 @@ def test_a_command_that_is_not_there_is_named_with_where_it_is_set() -> None:
         check_commands([engine])
 
 
-def test_what_is_attached_or_in_a_container_needs_no_command(no_vllm: Path) -> None:
+IMAGE = "vllm/vllm-openai:v0.19.1"
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
+    with FakeDocker(tmp_path / "docker", {IMAGE}) as fake:
+        monkeypatch.setenv("PATH", f"{fake.path}:{os.environ['PATH']}")
+        yield fake
+
+
+def test_what_is_attached_needs_no_command_and_a_container_its_image(no_vllm: Path, docker: FakeDocker) -> None:
     attached = {"label": "a", "backend": "openai", "url": "http://127.0.0.1:9"}
-    container = {"label": "c", "backend": "vllm", "container": {"image": "vllm/vllm-openai"}}
+    container = {"label": "c", "backend": "vllm", "container": {"image": IMAGE}}
     check_commands(EngineSpec.model_validate(words) for words in (attached, container))
+
+
+@pytest.mark.parametrize(
+    ("image", "daemon", "words"),
+    [
+        (
+            "other:2.0",
+            True,
+            "The image other:2.0 is not on this machine, and dyno does not fetch it while it measures. Fetch it once: ",
+        ),
+        (IMAGE, False, f"docker cannot be asked for the image {IMAGE}: Cannot connect to the Docker daemon at"),
+    ],
+)
+def test_a_container_that_cannot_be_started_is_refused_before_there_is_a_folder(
+    image: str, daemon: bool, words: str, docker: FakeDocker, tmp_path: Path, tiny_dir: Path, dyno: Dyno
+) -> None:
+    if not daemon:
+        docker.vanish()
+    asked = (
+        "sweep",
+        "--engine",
+        f"label=c,backend=vllm,container.image={image}",
+        "--model",
+        str(tiny_dir),
+        "--batch",
+        "1",
+    )
+    plan = dyno(*asked, "--out", str(tmp_path / "run"), "--dry-run")
+    assert "sessions" in plan.out
+    run = dyno(*asked, "--out", str(tmp_path / "run"))
+    for said in (plan, run):
+        assert (said.code, (tmp_path / "run").exists()) == (4, False)
+        assert said.err.startswith(f"dyno: Engine 'c' cannot be started. {words}")
+        assert (said.err.count("\n"), "?." in said.err) == (1, False), "once, and each sentence with one end"
+
+
+def test_a_container_of_which_nobody_says_what_to_start_is_refused_too(docker: FakeDocker) -> None:
+    spec = {"label": "c", "backend": "reference", "container": {"image": IMAGE}}
+    with pytest.raises(UsageError, match="name its `command`"):
+        check_commands([EngineSpec.model_validate(spec)])
 
 
 MODULE = "vllm.entrypoints.openai.api_server"
