@@ -39,7 +39,7 @@ class Rig:
             raise UsageError(_too_large(lab, settings)) from error
         if built.kernels == "off":
             lab.weights[settings.dtype] = built.model
-        self._engine, self._weight_bytes, self._keys = built.engine, built.model.num_bytes, 0
+        self._engine, self.weight_bytes, self._keys = built.engine, built.model.num_bytes, 0
 
     def run(self, label: str, arrivals: Sequence[Arrival]) -> Arm:
         """Until all are answered. `arrivals` are in order of their steps, which count from 0 in each arm."""
@@ -62,7 +62,7 @@ class Rig:
             self._settings.max_num_batched_tokens,
             self._settings.block_size,
             self._lab.config.kv_bytes_per_token(self._settings.dtype),
-            self._weight_bytes,
+            self.weight_bytes,
         )
 
     def scatter(self, draw: random.Random) -> None:

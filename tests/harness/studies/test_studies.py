@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from harness.studies.runner import Done, write
 from harness.studies.study import HOLDS, MISSED, OPEN, Clock, Curve, Finding, Outcome, over_steps
 from harness.studies.table import STUDIES
 from reports.study_page import bounds_words
+from results.errors import UsageError
 
 # The settings that are a study's switch, as an engine has them that ignores it.
 IGNORED: dict[str, dict[str, Any]] = {
@@ -113,6 +115,48 @@ def test_a_line_over_steps_says_what_every_step_does(running: list[int]) -> None
     at, values = zip(*curve.points, strict=True)
     assert np.interp(np.arange(1, len(running) + 1), at, values).tolist() == running
     assert len(at) <= 2 * (1 + sum(a != b for a, b in pairwise(running)))
+
+
+@pytest.mark.parametrize(
+    ("positions", "quick", "contexts"),
+    [
+        (8192, False, (128, 512, 1024, 2048)),
+        (8192, True, (128, 1024)),
+        (2048, False, (128, 512, 1024)),
+        (1024, False, (128, 512)),
+        (1024, True, (128, 512)),
+    ],
+)
+def test_contexts_are_timed_that_the_model_has_positions_for(
+    lab: Lab, positions: int, quick: bool, contexts: tuple[int, ...]
+) -> None:
+    assert memory._contexts(_of_positions(lab, positions), quick) == contexts
+
+
+@pytest.mark.parametrize("positions", [200, 512])
+def test_a_model_too_short_for_two_contexts_is_refused_before_anything_runs(lab: Lab, positions: int) -> None:
+    with pytest.raises(UsageError, match=rf"takes 600 positions, and random-tiny has {positions}: .*--shape"):
+        STUDIES["memory"].run(_of_positions(lab, positions), True)
+
+
+@pytest.mark.usefixtures("two_rounds")
+def test_a_steps_growth_is_judged_by_the_bytes_at_the_contexts_that_were_timed(lab: Lab) -> None:
+    short = _of_positions(lab, 1024)
+    found = next(f for f in STUDIES["memory"].run(short, True).findings if f.clock)
+    assert found.words.endswith("context 512 / 128, same weights")
+    kept = lab.machine.decodes * lab.config.kv_bytes_per_token("float32")
+    weights = short.rig(64, kv_cache_tokens=256).weight_bytes
+    assert found.low == pytest.approx(0.9 * (weights + 512 * kept) / (weights + 128 * kept), abs=0.05)
+
+
+# SmolLM2-135M in bfloat16, whose steps at these contexts were measured (docs/studies/memory.md): 1.23, 1.59 and 2.39 of that at 128.
+@pytest.mark.parametrize(("longest", "times"), [(512, 1.24), (1024, 1.56), (2048, 2.21)])
+def test_bytes_tell_how_much_longer_a_step_is(longest: int, times: float) -> None:
+    assert memory.bytes_ratio(269_030_016, 8 * 23_040, 128, longest) == pytest.approx(times, abs=0.005)
+
+
+def _of_positions(lab: Lab, positions: int) -> Lab:
+    return Lab(lab.name, lab.folder, replace(lab.config, max_position=positions))
 
 
 def test_an_arm_counts_what_its_steps_say(lab: Lab) -> None:
