@@ -465,21 +465,27 @@ def _times(requests: int | None, tokens: int) -> int | None:
 
 def print_plan(experiment: Experiment, folder: Path, console: Console, as_json: bool) -> None:
     """What a sweep would do and send: sessions, cells, requests, tokens."""
+    from backends.base import get_backend
     from harness.cli.live_view import describe
     from harness.load_workers import WorkerChoice
+    from harness.model_parts import model_parts
     from harness.models.planning import find_config
     from harness.plan_cost import cost_sentence, plan_cost
     from harness.plan_window import short_of_window
     from harness.planners import planner_for
     from harness.runner import check_asked
     from results.audit_kv import asked_in_tokens
-    from results.errors import UnknownNameError
     from results.files import to_json
 
-    try:
+    if any(get_backend(engine.backend).capabilities.launches for engine in experiment.engines):
+        # A shape is enough for a plan: the folder may be on another machine.
         config = find_config(experiment.model).config
-    except UnknownNameError:
-        config = {}  # a name only its server knows
+    else:
+        # The run has no more to go by, so its plan is refused for what the run would be.
+        parts = model_parts(experiment.model, experiment.tokenizer, needs_folder=False)
+        config = parts.config
+        if experiment.endpoint == "chat":
+            parts.vocabulary.text(())
     check_asked(experiment, config)
     cells = planner_for(experiment).planned()
     cost = plan_cost(cells, folder.parent)

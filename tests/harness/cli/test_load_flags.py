@@ -70,6 +70,44 @@ def test_chat_without_a_tokenizer_is_refused_before_anything_is_asked_of_the_ser
     assert "Name a folder with its tokenizer.json by --tokenizer" in result.err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--url", "http://127.0.0.1:9"),
+            "the vocabulary of 'of-nobody' is not known here. Say whose it is with --tokenizer",
+        ),
+        (
+            ("--url", "http://127.0.0.1:9", "--tokenizer", "llama-7b", "--endpoint", "chat"),
+            "its tokenizer.json by --tokenizer",
+        ),
+        (("--backend", "reference"), "Unknown model 'of-nobody'"),
+    ],
+)
+def test_a_plan_is_refused_where_the_run_would_be_for_its_model(
+    dyno: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for dry in (("--dry-run",), ()):
+        result = dyno("sweep", *words, "--model", "of-nobody", "--rate", "1", *dry)
+        assert (result.code, result.out) == (2, ""), result.err
+        assert message in result.err
+        assert not list(tmp_path.iterdir())
+    there = dyno(
+        "sweep",
+        "--url",
+        "http://127.0.0.1:9",
+        "--tokenizer",
+        "llama-7b",
+        "--model",
+        "of-nobody",
+        "--rate",
+        "1",
+        "--dry-run",
+    )
+    assert there.code == 0, there.err
+
+
 def plan(dyno: Callable[..., Any], *words: str) -> dict[str, Any]:
     result = dyno(*SWEEP, *words, "--dry-run", "--json")
     assert result.code == 0, result.err
