@@ -28,7 +28,7 @@ def kept(folder: Path, new: Collection[tuple[str, str]]) -> list[dict[str, Any]]
     ):
         raise StoreError(f"{path} is no file of studies: move it away, or name another folder with --out.")
     # A file of an earlier version says once for all of them how they were measured.
-    how = {name: data.get(name) for name in ("model", "seed", "threads", "quick")}
+    how = {name: data.get(name) for name in ("model", "seed", "threads", "quick", "timed")}
     found: list[dict[str, Any]] = [{"how": how, **entry} for entry in entries]
     return [entry for entry in found if (entry["name"], device_of(entry)) not in new]
 
@@ -52,9 +52,11 @@ def outcome_of(entry: Mapping[str, Any]) -> Outcome:
 
 
 def how_words(how: Mapping[str, Any]) -> str:
-    """`model random-tiny, seed 0, threads 1, quick no`."""
-    shown = {True: "yes", False: "no", None: "not told"}
-    return ", ".join(f"{name} {shown[v] if v is None or isinstance(v, bool) else v}" for name, v in how.items())
+    """`model random-tiny, seed 0, threads 1, quick no, timed smollm2-135m (bfloat16, threads 2)`."""
+    shown, timed = {True: "yes", False: "no", None: "not told"}, how.get("timed")
+    words = None if timed is None else f"{timed['model']} ({timed['dtype']}, threads {timed['threads']})"
+    told = {**how, "timed": words}
+    return ", ".join(f"{name} {shown[v] if v is None or isinstance(v, bool) else v}" for name, v in told.items())
 
 
 def _finding(found: Mapping[str, Any]) -> Finding:

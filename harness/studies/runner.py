@@ -53,6 +53,7 @@ def run_studies(lab: Lab, studies: Sequence[Study], quick: bool, say: Callable[[
 
 def as_data(lab: Lab, quick: bool, done: Sequence[Done]) -> dict[str, Any]:
     """What --json prints; studies.json holds it with the studies of earlier calls among its `studies`."""
+    timed = {"model": lab.timed.name, "dtype": lab.timed.dtype, "threads": lab.timed.threads}
     how = {
         "model": lab.name,
         "device": lab.device,
@@ -60,6 +61,7 @@ def as_data(lab: Lab, quick: bool, done: Sequence[Done]) -> dict[str, Any]:
         "threads": lab.threads,
         "quick": quick,
         "measured": _today(),
+        "timed": timed,
     }
     return {
         "schema": 1,
@@ -67,7 +69,7 @@ def as_data(lab: Lab, quick: bool, done: Sequence[Done]) -> dict[str, Any]:
         "device": lab.device,
         "seed": lab.seed,
         "threads": lab.threads,
-        "timed": {"model": lab.timed.name, "dtype": lab.timed.dtype, "threads": lab.timed.threads},
+        "timed": timed,
         "seconds": sum(d.seconds for d in done),
         "quick": quick,
         "studies": [{**_study(d), "how": how} for d in done],

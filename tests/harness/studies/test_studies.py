@@ -21,6 +21,7 @@ from backends.reference.switches import Switches
 from harness.studies import batch, chunks, memory, paging, phases
 from harness.studies.arm import Arm, Arrival, Step
 from harness.studies.clock import in_rounds
+from harness.studies.kept import how_words
 from harness.studies.lab import Lab
 from harness.studies.runner import Done, write
 from harness.studies.study import HOLDS, MISSED, OPEN, Clock, Curve, Finding, Outcome, over_steps
@@ -276,6 +277,27 @@ def test_the_same_study_on_two_devices_stands_beside_itself(lab: Lab, tmp_path: 
     assert f"{STUDIES['paging'].title} (cuda)" in page
     assert "device cuda" in page
     assert "2 of 2 hypotheses hold" in page
+
+
+def test_a_kept_study_says_what_it_was_timed_on(lab: Lab, tmp_path: Path) -> None:
+    def ran(name: str, shape: str, threads: int) -> str:
+        timed = Lab(shape, lab.folder, lab.config, threads=threads, dtype="bfloat16")
+        outcome = Outcome([Finding("rows", 2, 1, 9)], [Curve("line", [(1, 2), (2, 4)])])
+        done = [Done(STUDIES[name], outcome, 0.1)]
+        return write(tmp_path, replace(lab, clock=timed), True, done).read_text("utf-8")
+
+    ran("phases", "qwen2.5-0.5b", 4)
+    page = ran("batch", "smollm2-135m", 2)
+    found = json.loads((tmp_path / "studies.json").read_text())["studies"]
+    assert {s["name"]: s["how"]["timed"] for s in found} == {
+        "phases": {"model": "qwen2.5-0.5b", "dtype": "bfloat16", "threads": 4},
+        "batch": {"model": "smollm2-135m", "dtype": "bfloat16", "threads": 2},
+    }
+    assert "timed qwen2.5-0.5b (bfloat16, threads 4)." in page
+
+
+def test_a_study_kept_by_an_earlier_version_says_that_it_is_not_told_what_was_timed() -> None:
+    assert how_words({"model": "m", "quick": True}) == "model m, quick yes, timed not told"
 
 
 def test_the_page_opens_from_disk_and_keeps_names_as_text(lab: Lab, tmp_path: Path) -> None:
