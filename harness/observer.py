@@ -45,6 +45,9 @@ class Observer:
     def run_interrupted(self) -> None:
         """Ctrl-C: servers are being stopped."""
 
+    def run_ended(self) -> None:
+        """No server is left, also none that was still starting, and nothing more is told."""
+
     def engine_failed(self, engine: str, message: str) -> None:
         """It did not start (or died too often): its remaining cells are left out."""
 

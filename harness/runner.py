@@ -113,6 +113,7 @@ class Runner:
         finally:
             with self._kept(outcome):  # a server may take a while to stop, and Ctrl-C may come then
                 self._close_session(outcome)
+            self._observer.run_ended()
         try:
             self._store.update_manifest(end=asdict(ClockPair.read()))
             outcome.summary = build_summary(self._store)

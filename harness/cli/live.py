@@ -130,6 +130,9 @@ class LiveObserver(LineObserver):
         self._cost.session_ended(time.monotonic())
         self._live.stop()
 
+    def run_ended(self) -> None:
+        self._live.stop()  # of a start that was interrupted no end is told
+
     def engine_failed(self, engine: str, message: str) -> None:
         self._live.stop()
         super().engine_failed(engine, message)

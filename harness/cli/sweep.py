@@ -394,7 +394,7 @@ def run_sweep(
         if not missing and not quiet and not open_end(experiment):
             console.print(
                 f"All {len(planner.planned())} cells of {folder} are measured already; name another --out to measure again.",
-                markup=False, soft_wrap=True,
+                markup=False, soft_wrap=not console.is_terminal,
             )  # fmt: skip
         if missing and launches:
             keep_ceilings(store)

@@ -1,4 +1,4 @@
-"""Runs that end by themselves, through the runner: a search for objectives, a budget."""
+"""Runs that end before their plan, through the runner: a search for objectives, a budget, Ctrl-C while a server starts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from harness.experiment import SloAsked
 from harness.loads import ConcurrencyLoad
+from harness.observer import Observer
 from results.report_data import load_report_data
 from results.slo_points import SESSIONS
 from results.store import RunStore
@@ -53,3 +54,21 @@ def test_a_budget_that_is_spent_ends_the_run_after_its_block(tmp_path: Path) -> 
     outcome = runs.run(grid(fake_engine()).model_copy(update={"until_ci": 0.03, "budget_s": 0.001}))
     assert [c["block"] for c in outcome.summary["cells"]] == [0]
     assert outcome.exit_code in (0, 1)
+
+
+def test_an_interrupted_start_ends_the_run_and_its_listener_hears_of_both(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Impatient(Observer):
+        def session_starting(self, engine: str, block: int, log: str) -> None:
+            raise KeyboardInterrupt
+
+        def run_interrupted(self) -> None:
+            heard.append("interrupted")
+
+        def run_ended(self) -> None:
+            heard.append("ended")
+
+    outcome = Runs(tmp_path).run(grid(fake_engine()), observer=Impatient())
+    assert (outcome.interrupted, outcome.exit_code) == (True, 130)
+    assert heard == ["interrupted", "ended"]

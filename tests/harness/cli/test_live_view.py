@@ -165,6 +165,18 @@ def test_on_a_terminal_finished_cells_stay_and_the_view_is_gone_at_the_end(monke
     assert said.endswith(("\x1b[2K", "\x1b[?25h"))
 
 
+def test_a_start_that_is_interrupted_leaves_no_view_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = _Terminal()
+    observer = LiveObserver(Console(file=out, width=80))
+    observer.run_started(planned(batches=(1,)), ())
+    observer.session_starting("e0", 0, "runs/x/server.log")
+    observer.run_interrupted()
+    observer.run_ended()
+    assert "Interrupted: stopping what runs." in out.getvalue()
+    assert out.getvalue().endswith("\x1b[2K")
+
+
 def test_the_view_of_a_later_session_wipes_nothing_that_was_printed_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     out = _Terminal()
