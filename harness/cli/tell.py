@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 # Commands are there to be pasted: they stay on one line, however long.
-_WHOLE = re.compile(r"`[^`]*`|\bexport \w+=(?:'[^']*'|\S*)")
+_WHOLE = re.compile(r"""`[^`]*`|\bexport \w+=(?:'[^']*'|"[^"]*"|\S*)""")
 
 
 def tell(words: str) -> None:
@@ -22,8 +22,13 @@ def tell(words: str) -> None:
 def wrapped(text: str, width: int) -> str:
     """Each line broken at spaces only, and not at those of commands: what is longer than `width` by itself stays whole."""
     kept = _WHOLE.sub(lambda command: command[0].replace(" ", "\0"), text)
-    lines = (
-        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) if len(line) > width else line
-        for line in kept.split("\n")
-    )
-    return "\n".join(lines).replace("\0", " ")
+    return "\n".join(_broken(line, width) for line in kept.split("\n")).replace("\0", " ")
+
+
+def _broken(line: str, width: int) -> str:
+    """A row of a list goes on further in than it began."""
+    if len(line) <= width:
+        return line
+    inner = " " * (len(line) - len(line.lstrip(" ")))
+    inner = inner and inner + "  "
+    return textwrap.fill(line, width, subsequent_indent=inner, break_long_words=False, break_on_hyphens=False)
