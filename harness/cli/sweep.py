@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from harness.cli import complete
-from harness.cli.options import BLOCKS, ENGINES, LOAD, OUTPUT, SLO, WORKLOAD, Backends, Engines, Url
+from harness.cli import sweep_options as opt
+from harness.cli.options import Backends, Engines, Url
 from harness.cli.tell import tell
 
 if TYPE_CHECKING:
@@ -20,283 +20,51 @@ if TYPE_CHECKING:
     from harness.runner import RunOutcome
     from results.store import RunWriter
 
-CHECKS = "Telemetry and checks"
-
 
 def sweep(
-    experiment: Annotated[
-        Path | None,
-        typer.Argument(metavar="EXPERIMENT.yaml", help="An experiment file; flags override it.", show_default=False),
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Start from a preset that ships with dyno.",
-            show_default=False,
-            autocompletion=complete.presets,
-        ),
-    ] = None,
+    experiment: opt.ExperimentFile = None,
+    preset: opt.Preset = None,
     backend: Backends = None,
     engine: Engines = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="A known name, a folder, or a Hub id.",
-            show_default=False,
-            autocompletion=complete.models,
-            rich_help_panel=ENGINES,
-        ),
-    ] = None,
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="1,8,32",
-            help="Batch sizes: so many requests sent at once.",
-            show_default=False,
-            rich_help_panel=LOAD,
-        ),
-    ] = None,
-    concurrency: Annotated[
-        str | None,
-        typer.Option(
-            metavar="1,8,32", help="Closed loops: so many requests in flight.", show_default=False, rich_help_panel=LOAD
-        ),
-    ] = None,
-    input_len: Annotated[
-        str | None,
-        typer.Option(
-            metavar="128,1024", help="Prompt lengths in tokens.", show_default="128", rich_help_panel=WORKLOAD
-        ),
-    ] = None,
-    output_len: Annotated[
-        str | None,
-        typer.Option(metavar="64", help="Output lengths in tokens.", show_default="64", rich_help_panel=WORKLOAD),
-    ] = None,
-    scale: Annotated[
-        str | None,
-        typer.Option(
-            metavar="1/64",
-            help="Lengths and requests times that, to try a preset out.",
-            show_default=False,
-            rich_help_panel=WORKLOAD,
-        ),
-    ] = None,
-    workload: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE|KIND",
-            help="ShareGPT JSON, JSONL or a trace, or random, prefix, conversations, with :KEY=VALUE,.. behind it. "
-            "Repeatable.",
-            show_default=False,
-            rich_help_panel=WORKLOAD,
-        ),
-    ] = None,
-    trace: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Replay a trace: its arrivals and its lengths.",
-            show_default=False,
-            rich_help_panel=WORKLOAD,
-        ),
-    ] = None,
-    trace_format: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FORMAT",
-            help="How it is written: azure, mooncake or burstgpt.",
-            show_default="by its look",
-            rich_help_panel=WORKLOAD,
-        ),
-    ] = None,
-    speed_up: Annotated[
-        str | None,
-        typer.Option(metavar="X", help="Play it so much faster.", show_default="1", rich_help_panel=WORKLOAD),
-    ] = None,
-    exact_lengths: Annotated[
-        bool,
-        typer.Option(
-            "--exact-lengths",
-            help="No +-20 % spread of lengths (those of batches are exact anyway).",
-            rich_help_panel=WORKLOAD,
-        ),
-    ] = False,
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="1,2,4", help="Open loops: so many requests a second.", show_default=False, rich_help_panel=LOAD
-        ),
-    ] = None,
-    ramp: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FROM:TO", help="A rate that rises (or falls) evenly.", show_default=False, rich_help_panel=LOAD
-        ),
-    ] = None,
-    arrivals: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROCESS",
-            help="How they come: poisson, constant or gamma.",
-            show_default="poisson",
-            rich_help_panel=LOAD,
-        ),
-    ] = None,
-    burstiness: Annotated[
-        str | None,
-        typer.Option(
-            metavar="X",
-            help="Shape of gamma arrivals: below 1 in bursts, above it steadier.",
-            show_default=False,
-            rich_help_panel=LOAD,
-        ),
-    ] = None,
-    max_in_flight: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N", help="Of an open loop: others wait their turn.", show_default=False, rich_help_panel=LOAD
-        ),
-    ] = None,
-    requests: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N",
-            help="Requests a cell (batches: rounded up to whole waves).",
-            show_default=False,
-            rich_help_panel=LOAD,
-        ),
-    ] = None,
-    duration: Annotated[
-        str | None,
-        typer.Option(
-            metavar="60s|5m",
-            help="Send no more after so long; what is out still ends.",
-            show_default=False,
-            rich_help_panel=LOAD,
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N",
-            help="Ask for so many, and end each answer after its output length.",
-            show_default=False,
-            rich_help_panel=WORKLOAD,
-        ),
-    ] = None,
-    workers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|ray",
-            help="Processes that share the load; ray: on several machines.",
-            show_default="1, or as calibrated",
-            rich_help_panel=LOAD,
-        ),
-    ] = None,
-    num_workers: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="How many with --workers ray.", show_default=False, rich_help_panel=LOAD),
-    ] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="completions or chat.", show_default="completions", rich_help_panel=LOAD),
-    ] = None,
-    no_stream: Annotated[
-        bool, typer.Option("--no-stream", help="Ask for answers in one piece.", rich_help_panel=LOAD)
-    ] = False,
-    blocks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R", help="Sessions an engine, each with the whole grid.", show_default="1", rich_help_panel=BLOCKS
-        ),
-    ] = None,
-    until_ci: Annotated[
-        str | None,
-        typer.Option(
-            metavar="3%",
-            help="More blocks, from 5 on, until intervals are that narrow.",
-            show_default=False,
-            rich_help_panel=BLOCKS,
-        ),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="90s|20m|3h",
-            help="Begin no block that would not fit into it.",
-            show_default=False,
-            rich_help_panel=BLOCKS,
-        ),
-    ] = None,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="LIMIT",
-            help="Search the highest load that meets it: 'ttft_ms.p99<=200'. Repeatable.",
-            show_default=False,
-            rich_help_panel=SLO,
-        ),
-    ] = None,
-    slo_share: Annotated[
-        str | None,
-        typer.Option(
-            metavar="95%",
-            help="Of the requests that must meet all limits at once.",
-            show_default=False,
-            rich_help_panel=SLO,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", help="The run's seed.", show_default="0", rich_help_panel=BLOCKS)
-    ] = None,
+    model: opt.Model = None,
+    batch: opt.Batch = None,
+    concurrency: opt.Concurrency = None,
+    input_len: opt.InputLen = None,
+    output_len: opt.OutputLen = None,
+    scale: opt.Scale = None,
+    workload: opt.Workload = None,
+    trace: opt.Trace = None,
+    trace_format: opt.TraceFormat = None,
+    speed_up: opt.SpeedUp = None,
+    exact_lengths: opt.ExactLengths = False,
+    rate: opt.Rate = None,
+    ramp: opt.Ramp = None,
+    arrivals: opt.Arrivals = None,
+    burstiness: opt.Burstiness = None,
+    max_in_flight: opt.MaxInFlight = None,
+    requests: opt.Requests = None,
+    duration: opt.Duration = None,
+    max_tokens: opt.MaxTokens = None,
+    workers: opt.Workers = None,
+    num_workers: opt.NumWorkers = None,
+    endpoint: opt.Endpoint = None,
+    no_stream: opt.NoStream = False,
+    blocks: opt.Blocks = None,
+    until_ci: opt.UntilCi = None,
+    budget: opt.Budget = None,
+    slo: opt.Slo = None,
+    slo_share: opt.SloShare = None,
+    seed: opt.Seed = None,
     url: Url = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Whose vocabulary prompts are drawn from, where the model is not at hand.",
-            show_default=False,
-            rich_help_panel=ENGINES,
-        ),
-    ] = None,
-    telemetry: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="Who tells of the GPU: auto, nvml, dcgm, nvidia-smi or none.",
-            show_default="auto",
-            rich_help_panel=CHECKS,
-        ),
-    ] = None,
-    require_telemetry: Annotated[
-        bool,
-        typer.Option(
-            "--require-telemetry", help="Without device telemetry, stop before any load.", rich_help_panel=CHECKS
-        ),
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="The run's folder.", show_default="runs/MODEL-HASH", rich_help_panel=OUTPUT
-        ),
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify", help="After the cells, see whether the engines give the same tokens.", rich_help_panel=CHECKS
-        ),
-    ] = False,
-    try_all: Annotated[
-        bool,
-        typer.Option("--try-all", help="Run cells also where a smaller one ran out of memory.", rich_help_panel=CHECKS),
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.", rich_help_panel=OUTPUT)] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print summary.json at the end instead of tables.", rich_help_panel=OUTPUT)
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and what it will send, and stop.")] = False,
+    tokenizer: opt.Tokenizer = None,
+    telemetry: opt.Telemetry = None,
+    require_telemetry: opt.RequireTelemetry = False,
+    out: opt.Out = None,
+    verify: opt.Verify = False,
+    try_all: opt.TryAll = False,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+    dry_run: opt.DryRun = False,
 ) -> None:
     """Measure engines over batch sizes and sequence lengths, on this machine, and write a report.
 
