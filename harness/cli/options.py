@@ -49,6 +49,16 @@ Engines = Annotated[
         rich_help_panel=ENGINES,
     ),
 ]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="A known name, a folder, or a Hub id.",
+        show_default=False,
+        autocompletion=complete.models,
+        rich_help_panel=ENGINES,
+    ),
+]
 Url = Annotated[
     str | None,
     typer.Option(

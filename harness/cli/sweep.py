@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from harness.cli import sweep_options as opt
-from harness.cli.options import Backends, Engines, Url
+from harness.cli.options import Backends, Engines, Model, Url
 from harness.cli.tell import tell
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def sweep(
     preset: opt.Preset = None,
     backend: Backends = None,
     engine: Engines = None,
-    model: opt.Model = None,
+    model: Model = None,
     batch: opt.Batch = None,
     concurrency: opt.Concurrency = None,
     input_len: opt.InputLen = None,

@@ -25,16 +25,6 @@ Preset = Annotated[
         autocompletion=complete.presets,
     ),
 ]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODEL",
-        help="A known name, a folder, or a Hub id.",
-        show_default=False,
-        autocompletion=complete.models,
-        rich_help_panel=ENGINES,
-    ),
-]
 Batch = Annotated[
     str | None,
     typer.Option(

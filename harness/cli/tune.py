@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.options import ENGINES, LOAD, OUTPUT, SLO, WORKLOAD, Backends, Engines
+from harness.cli.options import LOAD, OUTPUT, SLO, WORKLOAD, Backends, Engines, Model
 from harness.cli.tell import tell
 
 if TYPE_CHECKING:
@@ -23,12 +23,7 @@ SEARCH = "Search and confirmation"
 def tune(
     backend: Backends = None,
     engine: Engines = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL", help="A known name, a folder, or a Hub id.", show_default=False, rich_help_panel=ENGINES
-        ),
-    ] = None,
+    model: Model = None,
     preset: Annotated[
         str | None, typer.Option(metavar="NAME", help="Workload and load of a preset.", show_default=False)
     ] = None,
