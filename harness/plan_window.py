@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.experiment import Cell
-from harness.loads import Load
+from harness.loads import Load, RateLoad
 from results.report_format import plural
 from results.window import CLOSED, LEAST_E2E, LEAST_S, VARYING, WARM_UP_E2E
 
@@ -17,6 +17,8 @@ LEAST_ROUNDS = WARM_UP_E2E + LEAST_E2E
 def _too_short(load: Load) -> bool:
     if load.duration_s is not None and load.duration_s <= LEAST_S:
         return True
+    if isinstance(load, RateLoad):
+        return load.expected_requests / load.rate <= LEAST_S
     requests = load.requests if load.mode in CLOSED else None
     return requests is not None and requests < LEAST_ROUNDS * load.in_flight
 

@@ -16,6 +16,7 @@ _STYLES = {
     "not beaten": "cyan",
     "inconclusive": "yellow",
     "nothing found": "yellow",
+    "nothing to try": "cyan",
     "budget too short": "yellow",
     "unfinished": "yellow",
 }

@@ -15,14 +15,17 @@ import orjson
 from results.errors import StoreError, UsageError
 
 
-def check_writable(flag: str, path: Path) -> None:
-    """Refuse a file that cannot be written before the work that fills it. Raises UsageError naming the flag."""
+def check_writable(flag: str, path: Path, appended: bool = False) -> None:
+    """Refuse a file that cannot be written (by `write_atomic`, or `appended` to) before the work that fills it. Raises UsageError
+    naming the flag."""
     if os.path.isdir(path):
         raise UsageError(f"{flag}: {path} is a folder. Name a file in it.")
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
         raise UsageError(f"{flag}: {path} cannot be written, {folder} is no folder. Make it, or name a file elsewhere.")
-    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+    # A plain file is replaced, for which its folder is written; pipes and devices are written into.
+    into = os.path.exists(path) if appended else os.path.exists(path) and not os.path.isfile(path)
+    if not os.access(path if into else folder, os.W_OK):
         raise UsageError(
             f"{flag}: {path} cannot be written: permission denied. Name another file, or mend the rights of this one."
         )

@@ -155,7 +155,7 @@ def _no_run(path: Path) -> str:
     """Why there is no run at `path`, and the nearest thing to do about it."""
     if not path.exists():
         return f"{path} is not a run: nothing is there. `dyno runs` lists the runs here, `dyno sweep --out {path}` makes one."
-    if run := next((above for above in path.parents if (above / "manifest.json").is_file()), None):
+    if run := next((above for above in path.resolve().parents if (above / "manifest.json").is_file()), None):
         return f"{path} is not a run, it lies in one: name {run}."
     if runs := [str(run) for run in find_runs(path)]:
         return f"{path} is not a run, it holds some: name one of them, {listed(runs)} (`dyno runs {path}` lists them)."

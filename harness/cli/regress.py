@@ -133,7 +133,7 @@ def regress(
     )
     for flag, path in (("--markdown", markdown), ("--junit", junit), ("--json-file", json_file)):
         if path is not None:
-            check_writable(flag, path)
+            check_writable(flag, path, appended=flag == "--markdown")
     first = measured(sides, baseline, options, allow_differences)
     gate = confirmed(first, options, allow_differences, confirm, confirmation)
     document = to_json(gate.to_dict())

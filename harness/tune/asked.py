@@ -52,8 +52,10 @@ class Ready:
     def refused(self, base: EngineSpec) -> tuple[int, int]:
         """How many combinations of an engine's space cannot be started on this machine, and of how many that were looked at (of a
         large space a draw)."""
-        space, refuse = self.spaces[base.label], self.refuse_trial(base)
-        found = [refuse(space.engine(base, values)) is not None for values in space.combinations(self.experiment.seed)]
+        space = self.spaces[base.label]
+        found = [
+            self.refuse(space.engine(base, values)) is not None for values in space.combinations(self.experiment.seed)
+        ]
         return sum(found), len(found)
 
     def refuse_trial(self, base: EngineSpec) -> Callable[[EngineSpec], str | None]:

@@ -13,6 +13,7 @@ from harness.tune.search import Score, Standing, ran_out
 from harness.tune.space import shown
 from harness.tune.tune import Tuned, results_of
 from harness.tune.verdict import (
+    NO_TRIAL,
     NOTHING,
     OPEN,
     TOO_SHORT,
@@ -112,6 +113,9 @@ def _judged(tuned: Tuned, arm: str, values: Mapping[str, ByBlock]) -> ArmVerdict
     trials = _trials_of(tuned, arm)
     if best is None and planner.wanted_s is not None and budget_s is not None and trials < 2:
         return too_short(arm, budget_s, planner.longest_s if trials else None, tuned.needs_s)
+    if best is None and trials == 1 and tuned.standings[arm].rungs[0][0].look.failure is None:
+        words = f"{arm}: nothing beside the defaults was tried; what was left out is told with the reason."
+        return ArmVerdict(NO_TRIAL, words, arm, None)
     label = planner.engine(best.trial).label if best else None
     found = judge_arm(arm, label, values)
     if found.verdict == OPEN and tuned.confirmed is not None and _stopped(tuned.confirmed.outcome):

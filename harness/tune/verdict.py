@@ -20,6 +20,8 @@ from results.statistics import BLOCKS_FOR_A_VERDICT, Interval, blocks_needed, eq
 # How the best that was found stands against the defaults.
 BEATEN, NOT_BEATEN, OPEN, NOTHING = "beaten", "not beaten", "inconclusive", "nothing found"
 UNFINISHED = "unfinished"
+# Every combination is the engine as it is, or cannot be started.
+NO_TRIAL = "nothing to try"
 _PICKED = "picked by these same blocks, which flatters it"
 # The search's budget had no room for a trial beside the defaults.
 TOO_SHORT = "budget too short"

@@ -14,6 +14,7 @@ import pytest
 
 from results import files
 from results.errors import StoreError, UsageError
+from results.files import check_writable
 from results.records import CellRecord, Fault, SessionRecord
 from results.store import CELL_FILES, RunStore, RunWriter, find_runs
 from tests.waiting import LONG_S
@@ -115,6 +116,42 @@ def test_what_is_no_run_tells_the_nearest_thing_to_do(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="is not a run") as refused:
             RunStore.open(path)
         assert str(refused.value).endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("here", "path", "words"),
+    [
+        ("runs/a", "cells", "lies in one: name {run}."),
+        ("runs/a/cells", ".", "lies in one: name {run}."),
+        ("runs/a", "..", "holds some: name one of them, ../a (`dyno runs ..` lists them)."),
+    ],
+)
+def test_a_run_is_found_from_within_it_too(
+    here: str, path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "runs" / "a"
+    RunWriter.start(run, EXPERIMENT, MANIFEST).close()
+    monkeypatch.chdir(tmp_path / here)
+    with pytest.raises(UsageError) as refused:
+        RunStore.open(Path(path))
+    assert str(refused.value).endswith(words.format(run=run))
+
+
+def test_a_file_to_be_replaced_needs_its_folder_and_one_to_be_gone_on_with_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, locked = tmp_path / "there.xml", tmp_path / "locked"
+    file.touch()
+    locked.mkdir()
+    (locked / "there.xml").touch()
+    # Root may write everywhere: rights are told by hand.
+    monkeypatch.setattr("results.files.os.access", lambda path, mode: Path(path) not in (file, locked))
+    check_writable("--junit", file)
+    check_writable("--markdown", locked / "there.xml", appended=True)
+    check_writable("--json-file", Path("/dev/stdout"))
+    for path, appended in ((file, True), (locked / "there.xml", False), (locked / "new.xml", True)):
+        with pytest.raises(UsageError, match=r"--junit: .* permission denied"):
+            check_writable("--junit", path, appended)
 
 
 def test_a_start_that_was_cut_off_is_made_anew(tmp_path: Path) -> None:

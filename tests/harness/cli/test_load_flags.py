@@ -172,6 +172,7 @@ def test_times_are_read_with_their_units() -> None:
         (("--batch", "8", "--exact-lengths", "--blocks", "2"), "2 of 2 cells"),
         (("--rate", "1", "--duration", "20s"), "1 of 1 cell"),
         (("--rate", "1"), ""),
+        (("--rate", "1,4", "--requests", "40"), "1 of 2 cells"),
         (("--ramp", "1:5", "--duration", "20s"), ""),
     ],
 )
