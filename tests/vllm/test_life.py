@@ -73,7 +73,7 @@ def test_a_sweep_measures_it_beside_the_reference_engine(tmp_path: Path, smollm2
         "--batch",
         "1,4",
         "--input-len",
-        "64,256",
+        "32,128",
         "--output-len",
         "16",
         "--verify",
