@@ -70,15 +70,15 @@ def confirmed(first: Measured, options: GateOptions, disregard: bool, measure: b
     if given is not None:
         # Also where nothing is to be confirmed: a wrong name would show only on the day that it counts.
         RunStore.open(given)
+        if given.resolve() == first.run.resolve():
+            raise UsageError(
+                f"{given} is what is to be confirmed: a confirmation is of new sessions, in a run of their own."
+            )
     if not first.gate.of(SUSPECTED) or first.gate.faults or not (measure or given):
         return first.gate
     folder = given or first.run.with_name(f"{first.run.resolve().name}-confirm")
     if measure:
         _measure_again(first.run, folder)
-    elif folder.resolve() == first.run.resolve():
-        raise UsageError(
-            f"{folder} is what is to be confirmed: a confirmation is of new sessions, in a run of their own."
-        )
     store, before = RunStore.open(folder), RunStore.open(first.run)
     machines = [fingerprint_of(one.manifest, {}, one.experiment) for one in (before, store)]
     if differences := unlike(*machines):

@@ -131,9 +131,13 @@ def regress(
         confidence=share("--confidence", confidence),
         effect=share("--effect", effect) if effect is not None else None,
     )
-    for flag, path in (("--markdown", markdown), ("--junit", junit), ("--json-file", json_file)):
-        if path is not None:
-            check_writable(flag, path, appended=flag == "--markdown")
+    files = {
+        f: p for f, p in (("--markdown", markdown), ("--junit", junit), ("--json-file", json_file)) if p is not None
+    }
+    for flag, path in files.items():
+        check_writable(flag, path, appended=flag == "--markdown")
+    if len({path.resolve() for path in files.values()}) < len(files):
+        raise UsageError(f"{' and '.join(files)} name one file twice: each is a document of its own.")
     first = measured(sides, baseline, options, allow_differences)
     gate = confirmed(first, options, allow_differences, confirm, confirmation)
     document = to_json(gate.to_dict())

@@ -96,7 +96,15 @@ class Rig:
 
     def _submit(self, key: int, arrival: Arrival) -> None:
         from backends.reference.messages import Submit
+        from results.errors import UsageError
 
+        # The last token is made, and never a prompt of the next.
+        takes, has = len(arrival.prompt) + arrival.output - 1, self._lab.config.max_position
+        if takes > has:
+            raise UsageError(
+                f"This study has requests that take {takes:,} positions, and {self._lab.name} has {has:,}: take another model with "
+                "--shape."
+            )
         self._engine.submit(Submit(key, f"r{key}", arrival.prompt, arrival.output))
 
     def _take_threads(self) -> None:

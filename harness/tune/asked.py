@@ -46,8 +46,8 @@ class Ready:
 
     @property
     def refuse(self) -> Callable[[EngineSpec], str | None]:
-        """Why an engine cannot be started on this machine; None where it can."""
-        return partial(refusal, model=self.model, name=self.experiment.model)
+        """Why an engine cannot be started on this machine, or would not take the requests; None where it can."""
+        return partial(refusal, model=self.model, name=self.experiment.model, longest=self._longest)
 
     def refused(self, base: EngineSpec) -> tuple[int, int]:
         """How many combinations of an engine's space cannot be started on this machine, and of how many that were looked at (of a
@@ -60,7 +60,11 @@ class Ready:
 
     def refuse_trial(self, base: EngineSpec) -> Callable[[EngineSpec], str | None]:
         """The same of a trial, which must also be another engine than its `base`."""
-        return partial(refusal, model=self.model, name=self.experiment.model, base=base)
+        return partial(refusal, model=self.model, name=self.experiment.model, base=base, longest=self._longest)
+
+    @property
+    def _longest(self) -> int:
+        return max(workload.longest for workload in self.experiment.workloads)
 
 
 def prepare(asked: Asked) -> Ready:

@@ -31,15 +31,19 @@ def plan_of(engine: EngineSpec, model: ModelRef, name: str) -> LaunchPlan:
     return backend.launch_plan(context)
 
 
-def refusal(engine: EngineSpec, model: ModelRef, name: str, base: EngineSpec | None = None) -> str | None:
-    """Why an engine with these settings cannot be started, or would be no other than `base`; None where nothing speaks against
-    it."""
+def refusal(
+    engine: EngineSpec, model: ModelRef, name: str, base: EngineSpec | None = None, longest: int = 0
+) -> str | None:
+    """Why an engine with these settings cannot be started, would not take a request of `longest` tokens, or would be no other than
+    `base`; None where nothing speaks against it."""
     asked = engine.settings
     own = model.config.get("max_position_embeddings")
-    longest = asked.max_model_len or (own if isinstance(own, int) else None)
+    context = asked.max_model_len or (own if isinstance(own, int) else None)
+    if asked.max_model_len is not None and asked.max_model_len < longest:
+        return f"the longest request has {longest:,} tokens, and it takes {asked.max_model_len:,}"
     budget = asked.max_num_batched_tokens
-    if budget is not None and asked.chunked_prefill is False and longest is not None and budget < longest:
-        return f"without chunked prefill a step must take the longest request, {longest:,} tokens, and it takes fewer"
+    if budget is not None and asked.chunked_prefill is False and context is not None and budget < context:
+        return f"without chunked prefill a step must take the longest request, {context:,} tokens, and it takes fewer"
     if budget is not None and asked.max_num_seqs is not None and budget < asked.max_num_seqs:
         return "a step takes fewer tokens than there may be requests to decode"
     try:

@@ -187,6 +187,8 @@ def test_markup_in_names_stays_text(tmp_path: Path, dyno: Dyno) -> None:
         (("{run}", "--metric", "speed"), "Unknown metric"),
         (("{run}", "--confirm", "--confirmation", "{run}"), "one of them"),
         (("{run}", "--confirmation", "nowhere"), "is not a run"),
+        (("{run}", "--confirmation", "{run}"), "is what is to be confirmed"),
+        (("{run}", "--junit", "same", "--json-file", "./same"), "--junit and --json-file name one file twice"),
         (("{run}", "--baseline", "nowhere.json"), "There is no baseline"),
     ],
 )

@@ -134,6 +134,12 @@ def test_contexts_are_timed_that_the_model_has_positions_for(
     assert memory._contexts(_of_positions(lab, positions), quick) == contexts
 
 
+def test_a_study_whose_requests_do_not_fit_a_model_is_refused_with_both_numbers(lab: Lab) -> None:
+    short = _of_positions(lab, 512)
+    with pytest.raises(UsageError, match=r"take 600 positions, and random-tiny has 512: .*--shape"):
+        short.rig(1024, max_num_seqs=1, kv_cache_tokens=1024).begin([[5] * 593], 8)
+
+
 @pytest.mark.parametrize("positions", [200, 512])
 def test_a_model_too_short_for_two_contexts_is_refused_before_anything_runs(lab: Lab, positions: int) -> None:
     with pytest.raises(UsageError, match=rf"takes 600 positions, and random-tiny has {positions}: .*--shape"):

@@ -290,6 +290,12 @@ def test_words_of_the_command_are_no_keys_of_the_options_before_them() -> None:
     assert engine.public().command == module
 
 
+def test_a_context_that_the_longest_request_does_not_fit_is_no_trial() -> None:
+    engine = base(settings={"max_model_len": 64})
+    assert refusal(engine, MODEL, "m", longest=65) == "the longest request has 65 tokens, and it takes 64"
+    assert refusal(engine, MODEL, "m", longest=64) is None
+
+
 def test_no_words_of_options_are_the_engine_as_it_is() -> None:
     named = {"options": [["--enforce-eager"], []], "max_num_seqs": [4, 8]}
     space, _ = space_for(get_backend("vllm"), base("vllm"), CPU, named)
